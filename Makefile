@@ -1,0 +1,43 @@
+# make test | demo | docs | figures | bench: each sets up what it needs, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: test lint types unit docs demo figures bench clean
+
+test: lint types docs unit
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "asyncpatch needs Python 3.11 or newer; $(PYTHON) is older. Use: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# one thread per worker: two threads on a busy core are ten times slower
+unit: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+figures: $(READY)
+	$(BIN)/python examples/demo.py docs/images/demo.png
+	$(BIN)/python examples/schedules.py docs/images/schedules.png
+	$(BIN)/python benchmarks/coverage.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/core.py
+
+clean:
+	rm -rf .venv build out .pytest_cache .mypy_cache .ruff_cache .hypothesis
