@@ -1,0 +1,113 @@
+"""The sampling loop. There is one: methods differ in their schedule, their step and their denoiser.
+
+t = schedule.start(z)
+until the schedule is finished:
+    x-hat = denoiser(z, t)           unless the schedule moves on without asking
+    s     = schedule.next(t, x-hat)
+    z, t  = step(z, t, x-hat, s), s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncpatch import checks
+from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Step, Visit
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+
+
+def generators(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
+    """One generator per sample. Then a picture depends on its own seed, not on what else is in its batch."""
+    return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def draw_noise(like: Tensor, generator: Generators = None) -> Tensor:
+    """A canvas of standard normal noise with the shape, device and dtype of ``like``.
+
+    With one generator per sample, sample i is drawn from generator i alone. Noise is drawn where its generator
+    lives and moved: CPU generators give the same picture on every device, at the price of a copy.
+    """
+    if generator is None or isinstance(generator, torch.Generator):
+        source = generator.device if generator is not None else like.device
+        return torch.randn(like.shape, generator=generator, device=source, dtype=like.dtype).to(like.device)
+    if len(generator) != len(like):
+        raise ValueError(f"generator must be one, or one per sample ({len(like)}), got {len(generator)}")
+    noise = torch.empty(like.shape, device=like.device, dtype=like.dtype)
+    for row, each in zip(noise, generator, strict=True):
+        if each.device.type == like.device.type:
+            row.normal_(generator=each)
+        else:
+            row.copy_(torch.randn(row.shape, generator=each, device=each.device, dtype=like.dtype))
+    return noise
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    schedule: Schedule,
+    z: Tensor,
+    *,
+    step: Step,
+    cond: Cond | None = None,
+    generator: Generators = None,
+    callback: Callable[[Visit], object] | None = None,
+) -> Tensor:
+    """Carry the canvas ``z`` along the schedule and return what it became, [B, C, H, W].
+
+    Args:
+        denoiser: any callable ``(z, t, cond) -> Denoised``.
+        schedule: which time fields are visited; see ``asyncpatch.schedules``.
+        z: the canvas to start from, at the times ``schedule.start(z)``. For a new picture that is noise; to complete
+            a picture x it is ``process.diffuse(x, schedule.start(x), noise)``.
+        step: how to get from one time field to the next; see ``asyncpatch.steps``.
+        cond: what else the denoiser is told, such as a label.
+        generator: the randomness of the steps: one, or one per sample (``generators(seeds)``).
+        callback: sees every visit (canvas, times, and x-hat as ``visit.out.x``), and stops the loop by returning
+            True; the canvas is then returned as it is.
+
+    The canvas is float32 (or float64 if it came so) whatever the denoiser computes in. Nothing in the loop waits
+    for the device; whether the result is finite is looked at once, at the end.
+    """
+    checks.canvas("z", z)
+    if z.dtype not in (torch.float32, torch.float64):
+        z = z.float()
+
+    def denoise(z: Tensor, t: Tensor) -> Denoised:
+        out = denoiser(z, t, cond)
+        if not isinstance(out, Denoised):
+            raise TypeError(f"a denoiser must return Denoised(x), got {type(out).__name__}")
+        checks.same_shape("the denoiser's answer x", out.x, "the canvas", z)
+        return out._replace(x=out.x.to(z.dtype))
+
+    like = z
+
+    def noise() -> Tensor:
+        return draw_noise(like, generator)
+
+    t = schedule.start(z)
+    checks.field("the schedule's time field", t, z)
+    last: Visit | None = None
+    k = 0
+    while (ask := schedule.ask(k, t)) is not None:
+        now = Visit(z, t, denoise(z, t) if ask else None)
+        if callback is not None and callback(now) is True:
+            return z
+        s = schedule.next(k, t, now.out)
+        z = step(denoise, now, s, noise, last)
+        last, t, k = now, s, k + 1
+    _check_result(z)
+    return z
+
+
+def _check_result(z: Tensor) -> None:
+    broken = (~z.isfinite()).flatten(1).any(1)
+    if bool(broken.any()):
+        raise FloatingPointError(
+            f"sampling broke down: NaN or infinity in sample(s) {broken.nonzero().flatten().tolist()} of {len(z)}. "
+            "Either the denoiser returned such values (try float32, or less guidance), the canvas or a time held "
+            "them, or the schedule lowered a time at a visit where it did not ask the denoiser"
+        )
