@@ -1,0 +1,93 @@
+"""Guidance: move away from the answer to a weaker question (paper, section 3.3).
+
+(1)  x-hat = strong + weight (strong - weak)
+
+Classifier-free guidance weakens the question by dropping its label; input guidance by adding noise to a region of
+its canvas. They nest: the paper's equations are
+
+    Guided(Guided(net, w_class, drop_label), w_input, renoise(...))
+
+Strong and weak question are put side by side in one batch, so that the pair costs one call of the inner denoiser,
+and the nested pair above one network call of 4B.
+
+The paper writes (1) for scores. Where both questions share a time, x-hat and score differ by the same affine map,
+and it is the same thing. Inside a renoised region they do not share it, and taking x-hat is our choice
+(docs/deviations.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncpatch import checks
+from asyncpatch.process import Process
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser, Question, concat, rows
+
+Weaken = Callable[[Question], Question]
+"""Makes a question weaker. Pure: whatever noise it needs was given when it was built."""
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A denoiser that is pushed away from its own answer to a weaker question, equation (1).
+
+    ``weight`` is the paper's omega: 0 is off (and then the inner denoiser is called as it is). It may be a field
+    [B, 1, H, W].
+    """
+
+    denoiser: Denoiser
+    weight: float | Tensor
+    weaken: Weaken
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weight, Tensor):
+            checks.field("weight", self.weight)
+
+    def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
+        if not isinstance(self.weight, Tensor) and self.weight == 0:
+            return self.denoiser(z, t, cond)
+        batch = len(z)
+        weak_z, weak_t, weak_cond = self.weaken(Question(z, t, cond))
+        if (cond is None) != (weak_cond is None):
+            raise ValueError(
+                "a weaker question must have a cond where the question has one, and none where it has none"
+            )
+        both_t = torch.cat([time.expand(batch, 1, *z.shape[2:]) for time in (t, weak_t)])
+        both_cond = None if cond is None or weak_cond is None else concat(cond, weak_cond)
+        out = self.denoiser(torch.cat([z, weak_z]), both_t, both_cond)
+        strong, weak = rows(out, slice(batch)), rows(out, slice(batch, None))
+        return strong._replace(x=strong.x + self.weight * (strong.x - weak.x))
+
+
+def drop_label(question: Question) -> Question:
+    """The same question without its label: classifier-free guidance."""
+    z, t, cond = question
+    if cond is None or cond.label is None:
+        raise ValueError("drop_label needs a label to drop: give cond=Cond(label=...), or use no class guidance")
+    return Question(z, t, cond._replace(label=torch.full_like(cond.label, NULL_LABEL)))
+
+
+def renoise(process: Process, level: Tensor, noise: Tensor) -> Weaken:
+    """The same question with a region of its canvas noised further: input guidance.
+
+    ``level`` [B, 1, H, W] (or broadcastable) is the time that each token is raised to; tokens that are noisier
+    already, and those with level 0, stay as they are. ``renoise(process, 1 - hole, noise)`` hides all that is known
+    of a picture, ``0.5 * region`` blurs one region half. ``noise`` [B, C, H, W] is used at every call.
+    """
+    checks.times("level", level, wait=True)
+    checks.canvas("noise", noise)
+
+    def weaken(question: Question) -> Question:
+        z, t, cond = question
+        copies, rest = divmod(len(z), len(noise))  # an outer guidance has put several questions side by side
+        if rest or noise.shape[1:] != z.shape[1:]:
+            raise ValueError(f"noise must have the shape of the canvas, {list(z.shape)}, got {checks.shape_of(noise)}")
+        own = level.repeat(copies, 1, 1, 1) if level.dim() and len(level) > 1 else level
+        s = torch.maximum(t, own)
+        return Question(process.transition(z, t, s, noise.repeat(copies, 1, 1, 1)), s, cond)
+
+    return weaken

@@ -1,0 +1,204 @@
+import math
+
+import pytest
+import torch
+
+from asyncpatch.guidance import Guided, drop_label, renoise
+from asyncpatch.oracle import GaussianMixture
+from asyncpatch.parameterization import from_x, to_x
+from asyncpatch.process import RectifiedFlow
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Question, concat, rows
+from asyncpatch.sampling import sample
+from asyncpatch.schedules import inpainting
+from asyncpatch.steps import ddim
+
+
+class Counting:
+    """A denoiser that notes how many pictures each call held."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.calls = []
+
+    def __call__(self, z, t, cond=None):
+        self.calls.append(len(z))
+        return self.inner(z, t, cond)
+
+
+@pytest.fixture
+def law(process):
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)
+    return GaussianMixture(
+        process,
+        torch.tensor([0.2, 0.3, 0.5]),
+        torch.randn(3, 1, 2, 2, generator=generator),
+        factors @ factors.mT / 4 + 0.1 * torch.eye(4, dtype=torch.float64),
+    )
+
+
+@pytest.fixture
+def question(generator):
+    z = torch.randn(2, 1, 2, 2, generator=generator)
+    t = 0.1 + 0.8 * torch.rand(2, 1, 2, 2, generator=generator)
+    return Question(z, t, Cond(label=torch.tensor([2, 0])))
+
+
+def test_classifier_free_guidance_is_the_papers_equation(law, question):
+    z, t, cond = question
+    net = Counting(law)
+    found = Guided(net, 1.5, drop_label)(z, t, cond)
+    with_label, without = law(z, t, cond).x, law(z, t, Cond(label=torch.full((2,), NULL_LABEL))).x
+    assert torch.allclose(found.x, 2.5 * with_label - 1.5 * without, atol=1e-6)
+    assert torch.equal(found.logvar, law(z, t, cond).logvar)
+    assert net.calls == [4]
+
+
+def test_guiding_x_is_guiding_the_score_where_both_questions_share_the_time(process, law, question):
+    z, t, cond = question
+    strong, weak = (
+        from_x(process, "score", law(z, t, each).x, z, t) for each in (cond, Cond(label=torch.full((2,), NULL_LABEL)))
+    )
+    by_score = to_x(process, "score", 3.0 * strong - 2.0 * weak, z, t)
+    assert torch.allclose(Guided(law, 2.0, drop_label)(z, t, cond).x, by_score, atol=1e-4)
+
+
+def test_input_guidance_asks_about_the_same_canvas_with_a_region_noised(process, law, question, generator):
+    z, t, cond = question
+    level = torch.tensor([[0.95, 0.0], [0.0, 0.05]]).view(1, 1, 2, 2)  # raised; left; left; noisier already
+    noise = torch.randn(2, 1, 2, 2, generator=generator)
+    weak_z, weak_t, weak_cond = renoise(process, level, noise)(question)
+    assert torch.equal(weak_t[..., 0, 0], torch.full((2, 1), 0.95))
+    raised = torch.tensor([[True, False], [False, False]]).expand_as(z)
+    assert torch.equal(weak_t[~raised], t[~raised])
+    assert torch.equal(weak_z[~raised], z[~raised])
+    assert torch.equal(weak_z[raised], process.transition(z, t, weak_t, noise)[raised])
+    assert weak_cond is cond
+    net = Counting(law)
+    found = Guided(net, 0.7, renoise(process, level, noise))(z, t, cond).x
+    assert torch.allclose(found, 1.7 * law(z, t, cond).x - 0.7 * law(weak_z, weak_t, cond).x, atol=1e-6)
+    assert net.calls == [4]
+
+
+def test_a_renoised_region_has_the_law_of_its_new_time(process):
+    """A clean pixel raised to 0.6 must be alpha(0.6) x + sigma(0.6) noise; to 1, nothing of it may be left."""
+    x, noise = torch.full((1, 1, 1, 1), 0.8), torch.full((1, 1, 1, 1), -1.7)
+    clean = torch.zeros(1, 1, 1, 1)
+    for level in (torch.full((1, 1, 1, 1), 0.6), torch.ones(1, 1, 1, 1)):
+        found = renoise(process, level, noise)(Question(x, clean, None))
+        assert torch.allclose(found.z, process.diffuse(x, level, noise), atol=1e-6)
+    assert torch.equal(found.z, noise)
+
+
+@pytest.mark.parametrize("order", ["class inside input", "input inside class"])
+def test_nested_guidance_is_the_papers_equations_in_one_call(process, law, question, order, generator):
+    z, t, cond = question
+    noise = torch.randn(2, 1, 2, 2, generator=generator)
+    level = torch.tensor([[1.0, 0.0], [0.5, 0.0]]).view(1, 1, 2, 2).repeat(2, 1, 1, 1)
+    level[1] = level[1].flip(-1)  # another region in each picture
+    by_input = renoise(process, level, noise)
+    net = Counting(law)
+    if order == "class inside input":
+        guided = Guided(Guided(net, 1.5, drop_label), 0.5, by_input)
+    else:
+        guided = Guided(Guided(net, 0.5, by_input), 1.5, drop_label)
+    found = guided(z, t, cond).x
+
+    null = Cond(label=torch.full((2,), NULL_LABEL))
+    noisy_z, noisy_t, _ = by_input(question)
+    at_s = (1 + 1.5) * law(z, t, cond).x - 1.5 * law(z, t, null).x
+    at_t = (1 + 1.5) * law(noisy_z, noisy_t, cond).x - 1.5 * law(noisy_z, noisy_t, null).x
+    assert torch.allclose(found, (1 + 0.5) * at_s - 0.5 * at_t, atol=1e-5)
+    assert net.calls == [8]  # 4B, in one call
+    assert torch.equal(found, guided(z, t, cond).x)  # pure
+
+
+def test_weight_zero_is_the_plain_denoiser_exactly(law, question):
+    z, t, cond = question
+    net = Counting(law)
+    found = Guided(Guided(net, 0.0, drop_label), 0, drop_label)(z, t, cond)
+    assert torch.equal(found.x, law(z, t, cond).x)
+    assert net.calls == [2]
+    field = Guided(law, torch.zeros(1, 1, 2, 2), drop_label)(z, t, cond)
+    assert torch.allclose(field.x, law(z, t, cond).x, atol=1e-6)
+
+
+def test_weight_zero_samples_the_same_picture(process, law, question):
+    z, _, cond = question
+    plain, guided = (
+        sample(net, inpainting(torch.ones(1, 1, 2, 2), 8), z, step=ddim(process), cond=cond)
+        for net in (law, Guided(law, 0.0, drop_label))
+    )
+    assert torch.equal(plain, guided)
+
+
+def test_a_weight_may_differ_from_token_to_token(law, question):
+    z, t, cond = question
+    weight = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).view(1, 1, 2, 2)
+    found = Guided(law, weight, drop_label)(z, t, cond).x
+    for y in range(2):
+        for x in range(2):
+            alone = Guided(law, weight[0, 0, y, x].item(), drop_label)(z, t, cond).x
+            assert torch.allclose(found[..., y, x], alone[..., y, x], atol=1e-6)
+
+
+def test_a_time_that_only_broadcasts_is_enough(law, question):
+    z, _, cond = question
+    short = torch.full((1, 1, 1, 1), 0.4)
+    assert torch.equal(
+        Guided(law, 1.0, drop_label)(z, short, cond).x,
+        Guided(law, 1.0, drop_label)(z, short.expand(2, 1, 2, 2), cond).x,
+    )
+
+
+def test_input_guidance_pulls_an_inpainting_towards_what_is_known(process):
+    """Two pixels that go together (correlation 0.9): guided away from not knowing the first, the second follows it."""
+    law = GaussianMixture(process, torch.ones(1), torch.zeros(1, 1, 1, 2), torch.tensor([[[1.0, 0.9], [0.9, 1.0]]]))
+    x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2).expand(64, 1, 1, 2)
+    hole = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
+    schedule = inpainting(hole, 32)
+    generator = torch.Generator().manual_seed(0)
+    noise, other = (torch.randn(x.shape, generator=generator) for _ in range(2))
+    z = process.diffuse(x, schedule.start(x), noise)
+    means = [
+        sample(Guided(law, weight, renoise(process, 1 - hole, other)), schedule, z, step=ddim(process))[..., 1].mean()
+        for weight in (0.0, 1.0, 2.0)
+    ]
+    assert means[0].item() == pytest.approx(0.9, abs=0.1)
+    assert means[0] + 0.2 < means[1] < means[2]
+
+
+def test_conditions_and_answers_join_and_part_as_one():
+    first = Cond(label=torch.tensor([1]), hole=torch.ones(1, 1, 2, 2))
+    second = Cond(label=torch.tensor([2]), hole=torch.zeros(1, 1, 2, 2))
+    both = concat(first, second)
+    assert both.label.tolist() == [1, 2]
+    assert both.picture is None
+    assert torch.equal(rows(both, slice(1, None)).hole, second.hole)
+    assert rows(Denoised(torch.arange(3)), slice(2)).x.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="hole is set in one of two Cond"):
+        concat(first, Cond(label=torch.tensor([2])))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda z, t, noise: Guided(None, 1.0, drop_label)(z, t), "drop_label needs a label to drop"),
+        (lambda z, t, noise: Guided(None, torch.ones(2), drop_label), r"weight must be a tensor that broadcasts"),
+        (
+            lambda z, t, noise: Guided(None, 1.0, lambda q: Question(q.z, q.t, Cond()))(z, t),
+            "a weaker question must have a cond where",
+        ),
+        (lambda z, t, noise: renoise(RectifiedFlow(), 1.5 + t, noise), r"level must lie in \[0, 1\]"),
+        (lambda z, t, noise: renoise(RectifiedFlow(), t * math.nan, noise), r"level must lie in \[0, 1\].*nan"),
+        (lambda z, t, noise: renoise(RectifiedFlow(), t, noise[0]), r"noise must be a floating-point tensor"),
+        (
+            lambda z, t, noise: renoise(RectifiedFlow(), t, noise[..., :1])(Question(z, t, None)),
+            r"noise must have the shape of the canvas, \[2, 1, 2, 2\], got shape \[2, 1, 2, 1\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(build, words):
+    z = torch.zeros(2, 1, 2, 2)
+    with pytest.raises(ValueError, match=words):
+        build(z, torch.zeros(1, 1, 2, 2), z)
