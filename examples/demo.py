@@ -18,7 +18,7 @@ from PIL import Image
 import asyncpatch as ap
 from asyncpatch import drawing, fields, oracle
 
-SIDE, SCALE, STEPS = 32, 4, 32
+SIDE, SCALE, STEPS, STEPS_PER_GROUP = 24, 5, 32, 16
 COLOURS = {
     -1.3: "#123a66",
     -0.3: "#2f7fb5",
@@ -43,7 +43,7 @@ def colour(height: torch.Tensor) -> torch.Tensor:
 def main(path: Path) -> None:
     began = time.monotonic()
     process = ap.RectifiedFlow()
-    denoiser = oracle.gaussian_field(process, SIDE, SIDE, length=4.0)  # a trained network would stand here
+    denoiser = oracle.gaussian_field(process, SIDE, SIDE, length=3.0)  # a trained network would stand here
     step = ap.heun(process)
     calls = 0
 
@@ -66,15 +66,15 @@ def main(path: Path) -> None:
     rows = {}
     for name, schedule in {
         "synchronous": ap.synchronous(STEPS),
-        "raster order": ap.autoregressive(fields.raster_order(SIDE, SIDE, 8), 3),
-        "spiral order": ap.autoregressive(fields.spiral_order(SIDE, SIDE, 8), 3),
+        "raster order": ap.autoregressive(fields.raster_order(SIDE, SIDE, 8), STEPS_PER_GROUP),
+        "spiral order": ap.autoregressive(fields.spiral_order(SIDE, SIDE, 8), STEPS_PER_GROUP),
     }.items():
         rows[f"generate\n{name}"] = [times(schedule, 0.0), times(schedule, 0.5), *show(schedule, blank)]
 
     known = denoiser.draw(1, generator=torch.Generator().manual_seed(3))
     middle, right = torch.zeros_like(blank), torch.zeros_like(blank)
-    middle[..., 8:24, 8:24] = 1
-    right[..., 12:] = 1
+    middle[..., 6:18, 6:18] = 1
+    right[..., 9:] = 1
     for name, hole in {"inpaint": middle, "outpaint": right, "vary\n(grey hole)": 0.5 * middle}.items():
         schedule = ap.inpainting(hole, STEPS)
         given = torch.where(hole[0] == 1, torch.tensor(0.75), colour(known[0]))

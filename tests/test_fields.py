@@ -88,7 +88,11 @@ def test_perlin_noise_is_smooth_varied_and_scaled_by_its_cell(generator):
         (lambda: fields.spiral_order(4, 4, 0), "patch must be"),
         (
             lambda: fields.painted_order(torch.zeros(1, 4, 4), 2),
-            r"picture must be a map \[H, W\], got shape \[1, 4, 4\]",
+            r"picture must be a tensor \[H, W\], got shape \[1, 4, 4\]",
+        ),
+        (
+            lambda: fields.painted_order(torch.zeros(4, 4).numpy(), 2),
+            r"got a ndarray .*; of an image: torch.from_numpy",
         ),
         (lambda: fields.painted_order(torch.zeros(4, 4), 0), "groups must be"),
         (lambda: fields.painted_order(torch.full((4, 4), torch.nan), 2), "picture must be finite"),
@@ -97,3 +101,32 @@ def test_perlin_noise_is_smooth_varied_and_scaled_by_its_cell(generator):
 def test_bad_arguments_are_named(build, words):
     with pytest.raises(ValueError, match=words):
         build()
+
+
+def test_perlin_gradients_point_everywhere_and_differ_between_pictures(generator):
+    noise = fields.perlin(512, 32, 32, torch.full((512,), 8.0), generator=generator)
+    for slope in (noise.diff(dim=1), noise.diff(dim=2)):
+        assert (slope.pow(3).mean() / slope.square().mean() ** 1.5).abs() < 0.05  # as often up as down
+    assert (torch.corrcoef(noise.flatten(1)).mean() - 1 / 512).abs() < 0.02
+
+
+def test_perlin_noise_is_smooth_across_lattice_nodes(generator):
+    """The fade has no first and second derivative at a node, so that third differences stay small everywhere."""
+    line = fields.perlin(64, 1, 256, torch.full((64,), 64.0), generator=generator).double()[:, 0]
+    assert line.diff(dim=1).diff(dim=1).diff(dim=1).abs().max() < 6e-4
+
+
+def test_each_picture_has_its_own_perlin_cell(generator):
+    noise = fields.perlin(2, 32, 32, torch.tensor([2.0, 32.0]), generator=generator)
+    rough, smooth = noise.diff(dim=1).std((1, 2))
+    assert rough > 5 * smooth
+
+
+def test_random_orders_use_up_their_generator(generator):
+    assert not torch.equal(*(fields.random_order(8, 8, generator=generator) for _ in range(2)))
+
+
+def test_painted_order_by_hand():
+    """Eight pixels, eight groups: five share ranks 0 to 4 (middle 2.5), two share 5 and 6 (middle 6), one is last."""
+    painted = torch.tensor([[0, 0, 0, 0, 0, 7, 7, 255]], dtype=torch.uint8)
+    assert fields.painted_order(painted, 8).tolist() == [[2, 2, 2, 2, 2, 6, 6, 7]]

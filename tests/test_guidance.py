@@ -189,11 +189,27 @@ def test_conditions_and_answers_join_and_part_as_one():
             lambda z, t, noise: Guided(None, 1.0, lambda q: Question(q.z, q.t, Cond()))(z, t),
             "a weaker question must have a cond where",
         ),
+        (
+            lambda z, t, noise: Guided(None, 1.0, lambda q: Question(q.z, q.t, None))(z, t, Cond()),
+            "a weaker question must have a cond where",
+        ),
+        (
+            lambda z, t, noise: renoise(RectifiedFlow(), torch.ones(()), noise)(Question(z.repeat(2, 1, 1, 1)[:3], t)),
+            r"noise must have the shape of the canvas, \[3, 1, 2, 2\], got shape \[2, 1, 2, 2\]",
+        ),
+        (
+            lambda z, t, noise: Guided(None, torch.ones(1, 1, 3, 3), drop_label)(z, t),
+            r"weight must broadcast to \[2, 1, 2, 2\], got shape \[1, 1, 3, 3\]",
+        ),
+        (
+            lambda z, t, noise: renoise(RectifiedFlow(), torch.ones(1, 1, 3, 3), noise),
+            r"level must broadcast to \[2, 1, 2, 2\], got shape \[1, 1, 3, 3\]",
+        ),
         (lambda z, t, noise: renoise(RectifiedFlow(), 1.5 + t, noise), r"level must lie in \[0, 1\]"),
         (lambda z, t, noise: renoise(RectifiedFlow(), t * math.nan, noise), r"level must lie in \[0, 1\].*nan"),
         (lambda z, t, noise: renoise(RectifiedFlow(), t, noise[0]), r"noise must be a floating-point tensor"),
         (
-            lambda z, t, noise: renoise(RectifiedFlow(), t, noise[..., :1])(Question(z, t, None)),
+            lambda z, t, noise: renoise(RectifiedFlow(), t[..., :1], noise[..., :1])(Question(z, t, None)),
             r"noise must have the shape of the canvas, \[2, 1, 2, 2\], got shape \[2, 1, 2, 1\]",
         ),
     ],
@@ -202,3 +218,35 @@ def test_bad_arguments_are_named(build, words):
     z = torch.zeros(2, 1, 2, 2)
     with pytest.raises(ValueError, match=words):
         build(z, torch.zeros(1, 1, 2, 2), z)
+
+
+def test_dropping_the_label_drops_nothing_else():
+    cond = Cond(torch.tensor([1]), torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    weaker = drop_label(Question(cond.picture, cond.hole, cond)).cond
+    assert weaker.label.item() == NULL_LABEL == -1
+    assert weaker.picture is cond.picture
+    assert weaker.hole is cond.hole
+
+
+def test_a_level_may_be_one_number_and_of_any_precision(process):
+    z = torch.zeros(2, 1, 2, 2)
+    for level in (torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64)):
+        weaker = renoise(process, level, z)(Question(z, torch.zeros(2, 1, 2, 2), None))
+        assert (weaker.t == 0.5).all()
+        assert weaker.t.dtype == weaker.z.dtype == torch.float32
+
+
+def test_a_weight_for_each_token_nests(process, law, question, generator):
+    z, t, cond = question
+    weight = torch.rand(2, 1, 2, 2, generator=generator)
+    noise = torch.randn(2, 1, 2, 2, generator=generator)
+    weaken = renoise(process, torch.ones(1, 1, 2, 2), noise)
+    inner = Guided(law, weight, drop_label)
+    found = Guided(inner, 0.5, weaken)(z, t, cond).x
+    wanted = 1.5 * inner(z, t, cond).x - 0.5 * inner(*weaken(question)).x
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_a_denoiser_that_gives_no_answer_is_named(question):
+    with pytest.raises(TypeError, match=r"a denoiser must return Denoised\(x\), got Tensor"):
+        Guided(lambda z, t, cond: z, 1.0, drop_label)(*question)

@@ -1,5 +1,7 @@
 """The oracle is what decides everywhere else, so here it is checked against plain numerical integration."""
 
+import math
+
 import pytest
 import torch
 
@@ -103,6 +105,7 @@ def test_a_label_tells_the_component(process, generator):
 def test_gaussian_field_has_the_correlation_asked_for():
     law = gaussian_field(RectifiedFlow(), 5, 7, length=3.0, rough=0.1)
     covariance = law.covariances[0].view(5, 7, 5, 7)
+    assert (law.means == 0).all()
     assert covariance[2, 3, 2, 3].item() == pytest.approx(0.25)
     assert covariance[2, 3, 4, 2].item() == pytest.approx(0.25 * 0.9 * torch.tensor(-5 / 18).exp().item())
 
@@ -112,6 +115,7 @@ def test_gaussian_field_has_the_correlation_asked_for():
     [
         (torch.ones(1), torch.zeros(1, 2, 2), torch.eye(4)[None], "means must be"),
         (torch.ones(2), torch.zeros(1, 1, 2, 2), torch.eye(4)[None], "weights must be 1 numbers"),
+        (torch.zeros(1), torch.zeros(1, 1, 2, 2), torch.eye(4)[None], "with a positive sum"),
         (torch.tensor([-1.0]), torch.zeros(1, 1, 2, 2), torch.eye(4)[None], "none negative"),
         (torch.ones(1), torch.zeros(1, 1, 2, 2), torch.eye(3)[None], r"covariances must be \[1, 4, 4\]"),
     ],
@@ -121,7 +125,33 @@ def test_bad_laws_are_named(weights, means, covariances, words):
         GaussianMixture(RectifiedFlow(), weights, means, covariances)
 
 
+def test_an_unknown_label_is_named():
+    law = two_tokens(RectifiedFlow())
+    with pytest.raises(ValueError, match=r"label must be 2 numbers below 2, got \[0, 7\]"):
+        law(torch.zeros(2, 1, 1, 2), torch.zeros(()), Cond(label=torch.tensor([0, 7])))
+
+
 def test_a_picture_of_another_size_is_named():
     law = gaussian_field(RectifiedFlow(), 3, 3, length=1.0)
     with pytest.raises(ValueError, match=r"z must be pictures \[1, 3, 3\], got shape \[1, 1, 4, 4\]"):
         law(torch.zeros(1, 1, 4, 4), torch.zeros(()))
+
+
+def test_the_error_is_averaged_over_channels_and_finite_where_all_is_known(process):
+    law = gaussian(process, torch.zeros(3, 1, 1), 4 * torch.eye(3))
+    z = torch.zeros(1, 3, 1, 1)
+    assert law(z, torch.ones(())).logvar.exp().item() == pytest.approx(4.0)
+    assert law(z, torch.zeros(())).logvar.isfinite().all()
+
+
+def test_weights_need_not_sum_to_one_and_a_clean_picture_is_the_default():
+    law = GaussianMixture(RectifiedFlow(), torch.tensor([2.0, 2.0]), torch.zeros(2, 1, 1, 1), torch.ones(2, 1, 1))
+    assert law.log_prob(torch.zeros(1, 1, 1, 1)).item() == pytest.approx(-0.5 * math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({"length": 0}, "length must be positive"), ({"rough": 2}, "rough must lie")]
+)
+def test_bad_fields_are_named(more, words):
+    with pytest.raises(ValueError, match=words):
+        gaussian_field(RectifiedFlow(), 3, 3, **({"length": 1.0} | more))

@@ -73,3 +73,8 @@ def test_an_unknown_prediction_is_named(convert):
     z = torch.zeros(1, 1, 1, 1)
     with pytest.raises(ValueError, match=r"prediction must be one of x, eps, v, score; got 'flow'"):
         convert(RectifiedFlow(), "flow", z, z, z)
+
+
+def test_times_near_the_ends_are_determined_still():
+    flow, x, t = RectifiedFlow(), torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 1e-7)
+    assert from_x(flow, "eps", x, flow.diffuse(x, t, x - 0.8), t).item() == pytest.approx(-0.8)

@@ -113,3 +113,8 @@ def test_a_bad_time_is_named(t, words):
 def test_a_bad_picture_is_named(x, noise, words):
     with pytest.raises(ValueError, match=".*".join(map(re.escape, words))):
         RectifiedFlow().diffuse(x, torch.zeros(1, 1, 1, 1), noise)
+
+
+def test_an_empty_batch_is_no_error(process):
+    empty = torch.zeros(0, 3, 4, 4)
+    assert process.diffuse(empty, torch.zeros(0, 1, 4, 4), empty).shape == empty.shape

@@ -298,6 +298,8 @@ def test_the_callback_sees_each_visit_and_can_stop(process):
 
     stopped = sample(denoiser, synchronous(6), z, step=ddim(process), callback=third)
     assert torch.equal(stopped, visits[2].z)
+    with pytest.raises(TypeError, match="a callback must return True to stop, else None or False; got Tensor"):
+        sample(denoiser, synchronous(6), z, step=ddim(process), callback=lambda visit: visit.t.max() < 0.5)
 
 
 def test_the_condition_reaches_the_denoiser():
@@ -381,3 +383,84 @@ def test_a_breakdown_is_reported_with_its_sample():
 def test_bad_arguments_are_named(denoiser, z, kind, words):
     with pytest.raises(kind, match=words):
         sample(denoiser, synchronous(2), z, step=ddim(RectifiedFlow()))
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "words"),
+    [
+        ({"cond": torch.zeros(2)}, TypeError, "cond must be a Cond, .* got Tensor"),
+        ({"cond": Cond(label=3)}, ValueError, r"cond.label must be a tensor with one row per sample \(2\), got int 3"),
+        ({"cond": Cond(label=torch.tensor([5]))}, ValueError, r"cond.label .* per sample \(2\), got shape \[1\]"),
+        ({"generator": 3}, TypeError, "generator must be a torch.Generator or a list of them, got int 3"),
+    ],
+)
+def test_bad_conditions_and_generators_are_named(more, kind, words):
+    with pytest.raises(kind, match=words):
+        sample(shrink, synchronous(2), torch.zeros(2, 1, 2, 2), step=ddim(RectifiedFlow()), **more)
+
+
+def test_a_step_sees_the_visit_before():
+    visits, lasts = [], []
+
+    def step(denoise, now, s, noise, last):
+        lasts.append(last)
+        return now.z + 1
+
+    sample(shrink, synchronous(3), torch.zeros(1, 1, 1, 1), step=step, callback=visits.append)
+    assert lasts[0] is None
+    assert lasts[1] is visits[0]
+    assert lasts[2] is visits[1]
+
+
+class Custom:
+    """A schedule of one step, from any field to any other."""
+
+    def __init__(self, start, then):
+        self.begin, self.then, self.heard = start, then, None
+
+    def start(self, z):
+        return self.begin
+
+    def ask(self, k, t):
+        return True if k < 1 else None
+
+    def next(self, k, t, out):
+        self.heard = out
+        return self.then
+
+
+def test_a_schedule_hears_the_whole_answer():
+    schedule = Custom(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+    logvar = torch.full((1, 1, 2, 2), 0.3)
+    sample(lambda z, t, cond: Denoised(z, logvar), schedule, torch.zeros(1, 3, 2, 2), step=ddim(RectifiedFlow()))
+    assert schedule.heard.logvar is logvar
+
+
+def test_fields_that_only_broadcast_reach_the_denoiser_whole():
+    shapes = []
+
+    def denoiser(z, t, cond=None):
+        shapes.append(t.shape)
+        return Denoised(z)
+
+    schedule = Custom(torch.ones(1, 1, 1, 1), torch.zeros(()))
+    sample(denoiser, schedule, torch.zeros(2, 3, 4, 5), step=heun(RectifiedFlow()))
+    assert shapes == [(2, 1, 4, 5)] * 2
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(2), torch.ones(3, 1, 2, 2), torch.ones(1, 2, 1, 1)])
+def test_a_schedule_that_returns_another_shape_is_named(wrong):
+    for schedule in (Custom(wrong, torch.zeros(1, 1, 1, 1)), Custom(torch.ones(1, 1, 1, 1), wrong)):
+        with pytest.raises(ValueError, match="the schedule's time field must"):
+            sample(shrink, schedule, torch.zeros(1, 1, 2, 2), step=ddim(RectifiedFlow()))
+
+
+def test_a_canvas_in_float64_stays_so():
+    seen = set()
+
+    def step(denoise, now, s, noise, last):
+        seen.update({now.z.dtype, noise().dtype, now.out.x.dtype})
+        return now.z
+
+    out = sample(shrink, synchronous(2), torch.zeros(1, 1, 1, 1, dtype=torch.float64), step=step)
+    assert seen == {out.dtype} == {torch.float64}

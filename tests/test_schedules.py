@@ -95,6 +95,11 @@ def test_from_map_is_its_formula_and_always_arrives(start, begin, length, steps)
     assert (times[1:] <= times[:-1]).all()
 
 
+def test_rounding_at_the_ends_of_a_function_is_forgiven():
+    times = path(from_function(lambda u: torch.cos(u * (math.pi / 2)), 3))
+    assert times.flatten()[[0, -1]].tolist() == [1.0, 0.0]  # the cosine ends at -4e-8
+
+
 def test_a_function_is_a_schedule():
     times = path(from_function(lambda u: (1 - u) ** 2, 4), 2, 2)
     assert times[:, 0, 0, 0, 0].tolist() == [1.0, 0.5625, 0.25, 0.0625, 0.0]
@@ -105,6 +110,10 @@ def test_a_function_is_a_schedule():
     [
         (lambda u: u, r"tau must never increase, but somewhere tau\(1/4\) exceeds tau\(0/4\)"),
         (lambda u: 1 - 0.5 * u, r"tau\(1\) must be 0 everywhere, got a time of 0.5"),
+        (lambda u: torch.where(u == 0.5, 0.9, 1 - u), r"somewhere tau\(2/4\) exceeds tau\(1/4\)"),
+        (lambda u: torch.cat([1 - u, torch.where(u == 0.5, 0.9, 1 - u)], 3), r"somewhere tau\(2/4\) exceeds"),
+        (lambda u: torch.cat([1 - u, 1 - 0.5 * u], 3), r"tau\(1\) must be 0 everywhere, got a time of 0.5"),
+        (lambda u: 1 - u + 1e-4 * (u == 1), r"tau\(1\) must be 0 everywhere, got a time of 0.0001"),
         (lambda u: 2 - 2 * u, r"tau\(0/4\) must lie in \[0, 1\].* to 2"),
         (lambda u: u * math.nan, r"tau\(0/4\) must lie in \[0, 1\].*nan"),
         (lambda u: (1 - u).view(1), r"tau\(0/4\) must be a tensor that broadcasts to \[B, 1, H, W\], got shape \[1\]"),
@@ -119,9 +128,12 @@ def test_a_bad_function_is_named(tau, words):
     ("build", "words"),
     [
         (lambda: synchronous(0), "steps must be an integer of at least 1, got 0"),
+        (lambda: synchronous(True), "steps must be an integer of at least 1, got True"),
         (lambda: synchronous(2.5), "steps must be an integer of at least 1, got 2.5"),
-        (lambda: inpainting(torch.zeros(4, 4), 8), r"hole must be a tensor that broadcasts .* got shape \[4, 4\]"),
-        (lambda: inpainting(torch.full((1, 1, 4, 4), 255), 8), r"hole must lie in \[0, 1\].* 255"),
+        (lambda: inpainting(torch.zeros(4, 4), 8), r"hole must .* got shape \[4, 4\]; .* use hole\[None, None\]"),
+        (lambda: inpainting(torch.zeros(2, 4, 4), 8), r"hole must .* got shape \[2, 4, 4\]; .* use hole\[:, None\]"),
+        (lambda: inpainting(torch.zeros(99, 99).numpy(), 8), r"got a ndarray of shape \[99, 99\] \(not a tensor\)$"),
+        (lambda: inpainting(torch.full((1, 1, 4, 4), 255), 8), r"hole must lie in \[0, 1\].* 255; divide by 255\?"),
         (lambda: inpainting(torch.full((1, 1, 4, 4), math.nan), 8), r"hole must lie in \[0, 1\].*nan"),
         (lambda: inpainting(torch.zeros(1, 3, 4, 4), 8), r"hole must be one value per token.*\[1, 3, 4, 4\]"),
         (lambda: from_map(1.2, 0.0, 1.0, 8), r"start must lie in \[0, 1\], got 1.2"),
@@ -130,6 +142,14 @@ def test_a_bad_function_is_named(tau, words):
         (lambda: from_map(1.0, 0.0, torch.full((1, 1, 2, 2), 1.5), 8), r"end must lie in \[0, 1\]"),
         (lambda: autoregressive(torch.rand(4, 4), 2), r"groups must be an integer map \[H, W\], got .*float32"),
         (lambda: autoregressive(torch.zeros(1, 4, 4).long(), 2), r"groups must be an integer map .*\[1, 4, 4\]"),
+        (lambda: from_map(1.0, torch.tensor([0.1, 0.9]).view(1, 1, 1, 2), 0.5, 4), "begin must lie below end"),
+        (
+            lambda: from_map(torch.ones(1, 1, 4, 4), 0.0, torch.ones(1, 1, 5, 5), 4),
+            r"start, begin and end must be maps of one size, got shapes \[\[1, 1, 4, 4\], \[1, 1, 5, 5\]\]",
+        ),
+        (lambda: autoregressive(torch.ones(4, 4).bool(), 2), r"groups must be an integer map .* of torch.bool"),
+        (lambda: autoregressive(torch.zeros(0, 4).long(), 2), r"groups must not be empty, got shape \[0, 4\]"),
+        (lambda: autoregressive(torch.zeros(4, 4).long(), 2, hole=[1]), r"hole must be a tensor .* got list \[1\]"),
         (lambda: autoregressive([[1, 2]], 2), r"groups must be an integer map .* list"),
         (lambda: autoregressive(torch.zeros(4, 4).long(), 0), "steps_per_group must be"),
         (
@@ -149,7 +169,7 @@ def test_bad_arguments_are_named(build, words):
 
 def test_a_canvas_of_another_size_is_named():
     schedule = inpainting(torch.ones(1, 1, 4, 4), 8)
-    with pytest.raises(ValueError, match=r"time field must broadcast to \[1, 1, 5, 5\], got shape \[1, 1, 4, 4\]"):
+    with pytest.raises(ValueError, match=r"\(its hole, order or maps\) must broadcast to \[1, 1, 5, 5\], got shape"):
         schedule.start(torch.zeros(1, 3, 5, 5))
 
 
@@ -160,3 +180,48 @@ def test_maps_on_another_device_are_named_and_can_be_moved():
         schedule.start(canvas)
     assert schedule.to("meta").start(canvas).shape == (1, 1, 4, 4)
     assert synchronous(8).start(canvas).is_meta
+
+
+def test_a_function_may_pause():
+    assert path(from_function(lambda u: (1 - 2 * u).clamp_min(0.0), 4)).flatten().tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_a_function_is_checked_on_its_device():
+    seen = []
+
+    def tau(u):
+        seen.append(u.device.type)
+        return 1 - u
+
+    with pytest.raises(RuntimeError):  # a meta tensor has no values to check
+        from_function(tau, 2, device="meta")
+    assert set(seen) == {"meta"}
+
+
+def test_times_are_float32_whatever_a_function_returns():
+    assert path(from_function(lambda u: 1 - u.double(), 2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("begin", [1 / 3, torch.full((1, 1, 1, 1), 1 / 3)])
+def test_a_token_waits_until_its_begin_exactly(begin):
+    assert path(from_map(1.0, begin, 1.0, 3)).flatten()[:2].tolist() == [1.0, 1.0]
+
+
+def test_a_hole_within_the_first_group_ends_with_it():
+    hole = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 1, 3)
+    schedule = autoregressive(torch.tensor([[0, 1, 2]]), 2, hole=hole)
+    assert schedule.steps == 2
+    assert (path(schedule, 1, 3)[-1] == 0).all()
+
+
+def test_groups_that_any_sample_needs_take_their_steps():
+    assert autoregressive(torch.tensor([[0, 1]]), 3, hole=torch.eye(2).view(2, 1, 1, 2)).steps == 6
+
+
+def test_an_order_may_lie_in_memory_as_it_likes():
+    assert autoregressive(torch.arange(6).view(2, 3).T, 2).steps == 12
+
+
+def test_numbers_in_tensors_move_too():
+    canvas = torch.zeros(1, 1, 2, 2, device="meta")
+    assert from_map(torch.tensor(1.0), 0.0, 1.0, 4).to("meta").start(canvas).is_meta

@@ -153,8 +153,45 @@ def test_without_an_answer_a_step_noises_and_holds_but_never_denoises(process, n
     assert found[..., 2].isnan().all()
 
 
+@pytest.mark.parametrize("build", [ddim, churned_ddim, heun])
+def test_a_process_that_was_not_made_is_named(build):
+    with pytest.raises(TypeError, match=r"process must be a process such as RectifiedFlow\(\), got <class"):
+        build(RectifiedFlow)
+
+
 @pytest.mark.parametrize(("build", "name"), [(ddim, "eta"), (churned_ddim, "churn")])
 @pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
 def test_a_bad_coefficient_is_named(build, name, value):
     with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {value}"):
         build(RectifiedFlow(), **{name: value})
+
+
+def test_defaults():
+    flow = RectifiedFlow()
+    for default, said in ((ddim(flow), ddim(flow, eta=0.0)), (churned_ddim(flow), churned_ddim(flow, churn=0.25))):
+        assert torch.equal(move(default, 0.3, 0.8, 0.5, 0.1, 1.0), move(said, 0.3, 0.8, 0.5, 0.1, 1.0))
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("asked", [True, False])
+def test_every_step_draws_one_canvas_of_noise(process, name, asked):
+    drawn = []
+    z, t = full(0.0), full(0.5)
+    visit = Visit(z, t, Denoised(z) if asked else None)
+    STEPS[name](process)(lambda z, t: Denoised(z), visit, full(0.3) if asked else t, lambda: drawn.append(z) or z, None)
+    assert len(drawn) == 1
+
+
+def test_heun_asks_about_noised_tokens_where_they_will_be(process, generator):
+    """The second question must show each token as it is at its own s, also those that go up."""
+    t, s = (torch.tensor(values).view(1, 1, 1, 2) for values in ([0.3, 0.6], [0.8, 0.4]))
+    z = torch.randn(1, 1, 1, 2, generator=generator)
+    asked = []
+
+    def denoise(z, t):
+        asked.append((z, t))
+        return Denoised(0.5 * z)
+
+    out = heun(process)(denoise, Visit(z, t, Denoised(0.5 * z)), s, lambda: torch.ones_like(z), None)
+    assert torch.equal(asked[0][0][..., 0], out[..., 0])
+    assert torch.equal(asked[0][1], s)

@@ -188,6 +188,8 @@ def test_fields_can_be_had_on_another_device():
         (lambda: Mixture((), ()), "equally many and not empty, got 0 and 0"),
         (lambda: Mixture((Global(),), (1.0, 2.0)), "equally many and not empty, got 1 and 2"),
         (lambda: Mixture((Global(),), (-1.0,)), "weights must not be negative"),
+        (lambda: Mixture((Global(),), (0.0,)), "a positive sum"),
+        (lambda: Mixture((Global(),), (math.inf,)), "a positive sum"),
         (lambda: Global().sample(0, 4, 4), "batch must be an integer of at least 1, got 0"),
         (lambda: Global().sample(2, 4, -1), "width must be an integer of at least 1, got -1"),
     ],
@@ -195,3 +197,40 @@ def test_fields_can_be_had_on_another_device():
 def test_bad_arguments_are_named(build, words):
     with pytest.raises(ValueError, match=words):
         build()
+
+
+def test_small_batches_see_all_patch_sides_equally_often():
+    draws = [
+        Patchwise(patch_sizes=(1, 2, 4, 8)).sample(3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        for seed in range(400)
+    ]
+    sides = patch_side(torch.cat(draws))
+    for side in (1, 2, 4, 8):
+        assert sides.count(side) / len(sides) == pytest.approx(0.25, abs=0.05)
+
+
+def test_max_delta_is_reached(generator):
+    t = AsyncPatch(max_delta=0.1, patch_sizes=(1,)).sample(700, 16, 16, generator=generator).flatten(1)
+    assert (t.max(1).values - t.min(1).values).median() > 0.19
+
+
+@pytest.mark.parametrize("times", ["pixel", "picture"])
+def test_perlin_times_keep_to_their_range(times, generator):
+    t = Perlin(t_min=0.2, t_max=0.6, times=times).sample(200, 8, 8, generator=generator)
+    inside = t[(t != 0) & (t != 1)]
+    assert 0.2 <= inside.min() < 0.22
+    assert 0.58 < inside.max() <= 0.6
+
+
+def test_perlin_cells_are_uniform_from_one_pixel_to_the_longer_side(generator, monkeypatch):
+    cells = []
+    perlin = fields.perlin
+    monkeypatch.setattr(
+        fields, "perlin", lambda b, h, w, cell, **more: cells.append(cell) or perlin(b, h, w, cell, **more)
+    )
+    Perlin().sample(2000, 4, 16, generator=generator)
+    assert distance((cells[0] - 1) / 15) < 0.04
+
+
+def test_the_papers_reading_of_perlin_is_the_default():
+    assert Perlin().times == "pixel"

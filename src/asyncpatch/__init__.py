@@ -8,7 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what type checkers and editors see of _HOME
+if TYPE_CHECKING:  # what type checkers and editors see of _HOME and _MODULES
+    from asyncpatch import coverage as coverage
+    from asyncpatch import drawing as drawing
+    from asyncpatch import fields as fields
+    from asyncpatch import oracle as oracle
     from asyncpatch.guidance import Guided as Guided
     from asyncpatch.guidance import drop_label as drop_label
     from asyncpatch.guidance import renoise as renoise
@@ -49,15 +53,20 @@ _HOME = {
     "steps": ("churned_ddim", "ddim", "heun"),
     "time_sampling": ("AsyncPatch", "Global", "Independent", "Mixture", "Patchwise", "Perlin"),
 }
+_MODULES = ("coverage", "drawing", "fields", "oracle")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'asyncpatch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"asyncpatch.{_MODULE_OF[name]}"), name)
-    return value
+if not TYPE_CHECKING:  # or a checker would believe that there is every name
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"asyncpatch.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'asyncpatch' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"asyncpatch.{_MODULE_OF[name]}"), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+    return sorted({*globals(), *_MODULE_OF, *_MODULES})

@@ -7,12 +7,20 @@ that this is a place where waiting is fine (``wait=True``: when a schedule is bu
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
 
 def shape_of(value: object) -> str:
-    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"
+    """What came, in a few words."""
+    if isinstance(value, Tensor):
+        return f"shape {list(value.shape)}"
+    if hasattr(value, "shape"):
+        return f"a {type(value).__name__} of shape {list(value.shape)} (not a tensor)"
+    said = repr(value)
+    return f"{type(value).__name__} {said if len(said) <= 60 else said[:60] + '...'}"
 
 
 def canvas(name: str, z: Tensor) -> None:
@@ -30,7 +38,11 @@ def same_shape(name: str, value: Tensor, other: str, reference: Tensor) -> None:
 def field(name: str, t: Tensor, z: Tensor | None = None) -> None:
     """A field with one value per token: [B, 1, H, W] or broadcastable to it (against ``z`` where given)."""
     if not isinstance(t, Tensor) or t.dim() not in (0, 4):
-        hint = f"; for one value per picture use {name}.view(-1, 1, 1, 1)" if getattr(t, "ndim", 0) == 1 else ""
+        hint = ""
+        if isinstance(t, Tensor) and t.dim() in (1, 2, 3):
+            use = (f"{name}.view(-1, 1, 1, 1)", f"{name}[None, None]", f"{name}[:, None]")[t.dim() - 1]
+            meant = ("one value per picture", "one map [H, W]", "maps [B, H, W]")[t.dim() - 1]
+            hint = f"; for {meant} use {use}"
         raise ValueError(f"{name} must be a tensor that broadcasts to [B, 1, H, W], got {shape_of(t)}{hint}")
     if t.dim() == 0:
         return
@@ -48,7 +60,8 @@ def unit_values(name: str, t: Tensor, *, wait: bool = False) -> None:
         return
     low, high = (float(value) for value in torch.aminmax(t.detach()))
     if not (low >= 0.0 and high <= 1.0):  # also false for NaN
-        raise ValueError(f"{name} must lie in [0, 1] (0 clean, 1 noise), got values from {low:g} to {high:g}")
+        hint = "; divide by 255?" if 1.0 < high <= 255.0 and low >= 0.0 else ""
+        raise ValueError(f"{name} must lie in [0, 1] (0 clean, 1 noise), got values from {low:g} to {high:g}{hint}")
 
 
 def times(name: str, t: Tensor, z: Tensor | None = None, *, wait: bool = False) -> None:
@@ -58,7 +71,7 @@ def times(name: str, t: Tensor, z: Tensor | None = None, *, wait: bool = False) 
 
 
 def at_least(name: str, value: int, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 

@@ -25,6 +25,8 @@ def picture(x: Tensor, scale: int = 1) -> Image.Image:
 
 def time_field(t: Tensor, scale: int = 1) -> Image.Image:
     """A time field [H, W]: black is noise (t = 1), white is clean (t = 0), as in the paper's figure 1."""
+    if t.dim() != 2:
+        raise ValueError(f"t must be one time field [H, W], got {checks.shape_of(t)}")
     return picture(1.0 - 2.0 * t[None], scale)
 
 

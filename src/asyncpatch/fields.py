@@ -100,8 +100,11 @@ def painted_order(picture: Tensor, groups: int) -> Tensor:
     Pixels of the same value always fall in the same group, so a map with few values gives fewer groups.
     """
     checks.at_least("groups", groups)
-    if picture.dim() != 2:
-        raise ValueError(f"picture must be a map [H, W], got {checks.shape_of(picture)}")
+    if not isinstance(picture, Tensor) or picture.dim() != 2:
+        raise ValueError(
+            f"picture must be a tensor [H, W], got {checks.shape_of(picture)}; "
+            "of an image: torch.from_numpy(numpy.array(image.convert('L')))"
+        )
     if picture.is_floating_point() and not bool(picture.isfinite().all()):
         raise ValueError("picture must be finite, got NaN or infinity")
     inverse: Tensor

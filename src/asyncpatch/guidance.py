@@ -1,6 +1,6 @@
 """Guidance: move away from the answer to a weaker question (paper, section 3.3).
 
-(1)  x-hat = strong + weight (strong - weak)
+    (1)  x-hat = strong + weight (strong - weak)
 
 Classifier-free guidance weakens the question by dropping its label; input guidance by adding noise to a region of
 its canvas. They nest: the paper's equations are
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from asyncpatch import checks
-from asyncpatch.process import Process
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser, Question, concat, rows
+from asyncpatch.process import Process, check_process
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser, Question, check_answer, concat, rows
 
 Weaken = Callable[[Question], Question]
 """Makes a question weaker. Pure: whatever noise it needs was given when it was built."""
@@ -50,6 +50,7 @@ class Guided:
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
         if not isinstance(self.weight, Tensor) and self.weight == 0:
             return self.denoiser(z, t, cond)
+        weight = _for_each("weight", self.weight, z) if isinstance(self.weight, Tensor) else self.weight
         batch = len(z)
         weak_z, weak_t, weak_cond = self.weaken(Question(z, t, cond))
         if (cond is None) != (weak_cond is None):
@@ -58,9 +59,18 @@ class Guided:
             )
         both_t = torch.cat([time.expand(batch, 1, *z.shape[2:]) for time in (t, weak_t)])
         both_cond = None if cond is None or weak_cond is None else concat(cond, weak_cond)
-        out = self.denoiser(torch.cat([z, weak_z]), both_t, both_cond)
+        both_z = torch.cat([z, weak_z])
+        out = check_answer(self.denoiser(both_z, both_t, both_cond), both_z)
         strong, weak = rows(out, slice(batch)), rows(out, slice(batch, None))
-        return strong._replace(x=strong.x + self.weight * (strong.x - weak.x))
+        return strong._replace(x=strong.x + weight * (strong.x - weak.x))
+
+
+def _for_each(name: str, field: Tensor, z: Tensor) -> Tensor:
+    """A field with a row per sample, once for each question about it that an outer guidance has put side by side."""
+    if field.dim() == 4 and len(field) > 1:
+        field = field.repeat(max(1, len(z) // len(field)), 1, 1, 1)
+    checks.field(name, field, z)
+    return field
 
 
 def drop_label(question: Question) -> Question:
@@ -78,16 +88,16 @@ def renoise(process: Process, level: Tensor, noise: Tensor) -> Weaken:
     already, and those with level 0, stay as they are. ``renoise(process, 1 - hole, noise)`` hides all that is known
     of a picture, ``0.5 * region`` blurs one region half. ``noise`` [B, C, H, W] is used at every call.
     """
-    checks.times("level", level, wait=True)
+    check_process(process)
     checks.canvas("noise", noise)
+    checks.times("level", level, noise, wait=True)
 
     def weaken(question: Question) -> Question:
         z, t, cond = question
-        copies, rest = divmod(len(z), len(noise))  # an outer guidance has put several questions side by side
-        if rest or noise.shape[1:] != z.shape[1:]:
+        own = noise.repeat(len(z) // len(noise), 1, 1, 1)
+        if own.shape != z.shape:
             raise ValueError(f"noise must have the shape of the canvas, {list(z.shape)}, got {checks.shape_of(noise)}")
-        own = level.repeat(copies, 1, 1, 1) if level.dim() and len(level) > 1 else level
-        s = torch.maximum(t, own)
-        return Question(process.transition(z, t, s, noise.repeat(copies, 1, 1, 1)), s, cond)
+        s = torch.maximum(t, _for_each("level", level, z).to(t.dtype))
+        return Question(process.transition(z, t, s, own.to(z.dtype)), s, cond)
 
     return weaken

@@ -2,9 +2,9 @@
 
 For x ~ N(m, C) and z = D x + S^(1/2) eps with D = diag(alpha(t)), S = diag(sigma(t)^2), whatever the time field t:
 
-(1)  z ~ N(D m, M),                          M = D C D + S
-(2)  E[x | z]   = m + C D M^-1 (z - D m)
-(3)  Cov[x | z] = C - C D M^-1 D C
+    (1)  z ~ N(D m, M),                          M = D C D + S
+    (2)  E[x | z]   = m + C D M^-1 (z - D m)
+    (3)  Cov[x | z] = C - C D M^-1 D C
 
 and for a mixture the same per component, weighted by the probability of the component given z. With these in the
 place of a network nothing is left to training: whatever a schedule, a step, a guidance or a bound gets wrong, it
@@ -34,10 +34,6 @@ class _Posterior(NamedTuple):
     """Equation (2), [B, D]."""
     variance: Tensor
     """The diagonal of equation (3), [B, D]."""
-
-
-def _stack(each: list[_Posterior]) -> _Posterior:
-    return _Posterior(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -105,16 +101,23 @@ class GaussianMixture:
         if z.shape[1:] != self.means.shape[1:]:
             raise ValueError(f"z must be pictures {list(self.means.shape[1:])}, got {checks.shape_of(z)}")
         times = t.double().expand(len(z), 1, *z.shape[2:]).expand_as(z).flatten(1)
-        shared = bool((times == times[:1]).all())  # one time field for all, as most schedules have it
-        posteriors = [
-            self._gaussian(mean, covariance, z, times[0])
-            if shared
-            else _stack([self._gaussian(mean, covariance, z[i : i + 1], row) for i, row in enumerate(times)])
-            for mean, covariance in zip(self.means, self.covariances, strict=True)
-        ]
+        if bool((times == times[:1]).all()):  # one time field for all, as most schedules have it
+            distinct, which = times[:1], torch.zeros(len(z), dtype=torch.long, device=z.device)
+        else:
+            distinct, which = torch.unique(times, dim=0, return_inverse=True)
+        posteriors = []
+        for mean, covariance in zip(self.means, self.covariances, strict=True):
+            whole = _Posterior(*(torch.empty_like(times) if k else torch.empty_like(times[:, 0]) for k in range(3)))
+            for i, row in enumerate(distinct):
+                members = which == i
+                for all_rows, some in zip(whole, self._gaussian(mean, covariance, z[members], row), strict=True):
+                    all_rows[members] = some
+            posteriors.append(whole)
         logits = torch.stack([each.log_prob for each in posteriors]) + self._log_weights(z)
         share = logits.softmax(0)
         if label is not None:
+            if label.shape != (len(z),) or int(label.max()) >= len(self.means):
+                raise ValueError(f"label must be {len(z)} numbers below {len(self.means)}, got {label.tolist()}")
             told = torch.arange(len(self.means), device=z.device)[:, None] == label
             share = torch.where(label >= 0, told.double(), share)
         return posteriors, share
@@ -144,6 +147,9 @@ def gaussian_field(process: Process, height: int, width: int, *, length: float, 
     """
     for name, value in (("height", height), ("width", width)):
         checks.at_least(name, value)
+    checks.fraction("rough", rough)
+    if not length > 0:
+        raise ValueError(f"length must be positive, got {length!r}")
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
     place = torch.stack([y.flatten(), x.flatten()], 1)
     smooth = torch.exp(-0.5 * (torch.cdist(place, place) / length).square())

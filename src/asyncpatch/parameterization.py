@@ -2,9 +2,9 @@
 
 With z = alpha x + sigma eps and v = a x + b eps (``process.velocity``):
 
-(1)  eps   = (z - alpha x) / sigma                     x = (z - sigma eps) / alpha
-(2)  v     = a x + b eps                               x = b z - sigma v
-(3)  score = grad_z log p(z_t) = -eps / sigma          x = (z + sigma^2 score) / alpha
+    (1)  eps   = (z - alpha x) / sigma                     x = (z - sigma eps) / alpha
+    (2)  v     = a x + b eps                               x = b z - sigma v
+    (3)  score = grad_z log p(z_t) = -eps / sigma          x = (z + sigma^2 score) / alpha
 
 Some of these are not determined at the ends of time, where they would read 0/0. There the answer is
 *defined* as 0, so that everything is finite:

@@ -1,10 +1,10 @@
 """The forward process, per token.
 
-(1)  z_t = alpha(t) x + sigma(t) eps,                     eps ~ N(0, I)              q(z_t | x)
-(2)  z_s = r z_t + sqrt(sigma(s)^2 - r^2 sigma(t)^2) n,   r = alpha(s) / alpha(t)    q(z_s | z_t), s >= t
-(3)  logsnr(t) = 2 log(alpha(t) / sigma(t)),              +inf at t = 0, -inf at t = 1
-(4)  v = a(t) x + b(t) eps   with   alpha b - sigma a = 1,   so that
-     x = b z - sigma v   and   eps = alpha v - a z       whatever the process
+    (1)  z_t = alpha(t) x + sigma(t) eps,                     eps ~ N(0, I)              q(z_t | x)
+    (2)  z_s = r z_t + sqrt(sigma(s)^2 - r^2 sigma(t)^2) n,   r = alpha(s) / alpha(t)    q(z_s | z_t), s >= t
+    (3)  logsnr(t) = 2 log(alpha(t) / sigma(t)),              +inf at t = 0, -inf at t = 1
+    (4)  v = a(t) x + b(t) eps   with   alpha b - sigma a = 1,   so that
+         x = b z - sigma v   and   eps = alpha v - a z       whatever the process
 
 Every function is elementwise in t: give it one number per picture, per patch or per pixel. Both processes
 hit their ends exactly (alpha(0) = 1, sigma(0) = 0, alpha(1) = 0, sigma(1) = 1), so that a token at t = 0 *is*
@@ -27,6 +27,11 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator / denominator, and 0 where the denominator is 0 (with finite gradients there too)."""
     known = denominator > 0
     return torch.where(known, numerator / torch.where(known, denominator, 1.0), 0.0)
+
+
+def check_process(process: object) -> None:
+    if not isinstance(process, Process):
+        raise TypeError(f"process must be a process such as RectifiedFlow(), got {process!r}")
 
 
 class Process(ABC):

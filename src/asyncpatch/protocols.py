@@ -5,8 +5,8 @@ clean picture? A *schedule* decides which question comes next. A *step* carries 
 to the next. Everything in this package is one of the three, or is made of them.
 
 Shapes: a canvas ``z`` is ``[B, C, H, W]``; a time field ``t`` is ``[B, 1, H, W]``, 0 = clean, 1 = noise.
-A denoiser must also accept a time field that only broadcasts to that shape; the sampling loop always
-hands over (and schedules always return) the full shape, as a view where the field is constant.
+The sampling loop always hands a denoiser the full shape, as a view where the field is constant; one that also takes
+fields which only broadcast to it is handier to call directly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from asyncpatch import checks
 
 NULL_LABEL = -1
 """The label that says "no label": what classifier-free guidance asks the network with."""
@@ -36,9 +38,9 @@ class Cond(NamedTuple):
     label: Tensor | None = None
     """Class of each picture, [B] integers; ``NULL_LABEL`` where there is none."""
     picture: Tensor | None = None
-    """Only for the supervised rival: the picture to complete, [B, C, H, W]."""
+    """The picture to complete, [B, C, H, W]: only for networks that were trained on inpainting alone."""
     hole: Tensor | None = None
-    """Only for the supervised rival: 1 where it is to be completed, [B, 1, H, W]."""
+    """1 where it is to be completed, [B, 1, H, W]: only for such networks, too."""
 
 
 class Question(NamedTuple):
@@ -52,7 +54,7 @@ class Question(NamedTuple):
 class Denoiser(Protocol):
     """Any callable ``(z, t, cond) -> Denoised``. It is pure: the same question gets the same answer."""
 
-    def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised: ...
+    def __call__(self, z: Tensor, t: Tensor, cond: Cond | None, /) -> Denoised: ...
 
 
 class Visit(NamedTuple):
@@ -105,6 +107,14 @@ class Step(Protocol):
         last: Visit | None,
         /,
     ) -> Tensor: ...
+
+
+def check_answer(out: object, z: Tensor) -> Denoised:
+    """What a denoiser said of the canvas z, if it is an answer at all."""
+    if not isinstance(out, Denoised):
+        raise TypeError(f"a denoiser must return Denoised(x), got {type(out).__name__}")
+    checks.same_shape("the denoiser's answer x", out.x, "the canvas", z)
+    return out
 
 
 _Rows = TypeVar("_Rows", Denoised, Cond)

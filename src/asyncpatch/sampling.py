@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncpatch import checks
-from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Step, Visit
+from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Step, Visit, check_answer
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
@@ -34,6 +34,8 @@ def draw_noise(like: Tensor, generator: Generators = None) -> Tensor:
     if generator is None or isinstance(generator, torch.Generator):
         source = generator.device if generator is not None else like.device
         return torch.randn(like.shape, generator=generator, device=source, dtype=like.dtype).to(like.device)
+    if not isinstance(generator, Sequence):
+        raise TypeError(f"generator must be a torch.Generator or a list of them, got {checks.shape_of(generator)}")
     if len(generator) != len(like):
         raise ValueError(f"generator must be one, or one per sample ({len(like)}), got {len(generator)}")
     noise = torch.empty(like.shape, device=like.device, dtype=like.dtype)
@@ -73,14 +75,12 @@ def sample(
     for the device; whether the result is finite is looked at once, at the end.
     """
     checks.canvas("z", z)
+    _check_cond(cond, len(z))
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
 
     def denoise(z: Tensor, t: Tensor) -> Denoised:
-        out = denoiser(z, t, cond)
-        if not isinstance(out, Denoised):
-            raise TypeError(f"a denoiser must return Denoised(x), got {type(out).__name__}")
-        checks.same_shape("the denoiser's answer x", out.x, "the canvas", z)
+        out = check_answer(denoiser(z, t, cond), z)
         return out._replace(x=out.x.to(z.dtype))
 
     like = z
@@ -88,19 +88,40 @@ def sample(
     def noise() -> Tensor:
         return draw_noise(like, generator)
 
-    t = schedule.start(z)
-    checks.field("the schedule's time field", t, z)
+    def field(t: Tensor) -> Tensor:
+        checks.field("the schedule's time field", t, z)
+        return t.expand(z.shape[0], 1, *z.shape[2:])
+
+    t = field(schedule.start(z))
     last: Visit | None = None
     k = 0
     while (ask := schedule.ask(k, t)) is not None:
         now = Visit(z, t, denoise(z, t) if ask else None)
-        if callback is not None and callback(now) is True:
+        if callback is not None and _stops(callback(now)):
             return z
-        s = schedule.next(k, t, now.out)
+        s = field(schedule.next(k, t, now.out))
         z = step(denoise, now, s, noise, last)
         last, t, k = now, s, k + 1
     _check_result(z)
     return z
+
+
+def _check_cond(cond: Cond | None, batch: int) -> None:
+    if cond is None:
+        return
+    if not isinstance(cond, Cond):
+        raise TypeError(f"cond must be a Cond, such as Cond(label=...), got {type(cond).__name__}")
+    for name, value in zip(cond._fields, cond, strict=True):
+        if value is not None and (not isinstance(value, Tensor) or value.dim() == 0 or len(value) != batch):
+            raise ValueError(
+                f"cond.{name} must be a tensor with one row per sample ({batch}), got {checks.shape_of(value)}"
+            )
+
+
+def _stops(said: object) -> bool:
+    if said is None or isinstance(said, bool):
+        return said is True
+    raise TypeError(f"a callback must return True to stop, else None or False; got {type(said).__name__}")
 
 
 def _check_result(z: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 The schedules of the paper are one formula, a pace per token:
 
-(1)  tau_i(u) = start_i * clip((end_i - u) / (end_i - begin_i), 0, 1)
+    (1)  tau_i(u) = start_i * clip((end_i - u) / (end_i - begin_i), 0, 1)
 
 A token waits at its starting time until ``begin``, goes down at a steady pace, and is clean from ``end`` on.
 
@@ -46,6 +46,10 @@ class Pace:
                 object.__setattr__(self, each.name, value.float())
             else:
                 checks.fraction(each.name, value)
+                object.__setattr__(self, each.name, torch.tensor(value, dtype=torch.float32).item())
+        shapes = [list(value.shape) for value in vars(self).values() if isinstance(value, Tensor) and value.dim()]
+        if any(len({shape[axis] for shape in shapes} - {1}) > 1 for axis in range(4) if shapes):
+            raise ValueError(f"start, begin and end must be maps of one size, got shapes {shapes}")
         if not bool(torch.as_tensor(self.begin < self.end).all()):
             raise ValueError("begin must lie below end for every token, got tokens that begin at or after their end")
 
@@ -77,8 +81,8 @@ class OpenLoop:
     def at(self, u: float, z: Tensor) -> Tensor:
         """tau(u) for the canvas ``z`` (or any tensor of its batch, height, width and device), [B, 1, H, W]."""
         t = self.tau(torch.full((1, 1, 1, 1), u, device=z.device))
-        checks.field("the schedule's time field", t, z)
-        return t.expand(z.shape[0], 1, *z.shape[2:])
+        checks.field("the schedule's time field (its hole, order or maps)", t, z)
+        return t.float().expand(z.shape[0], 1, *z.shape[2:])
 
     def start(self, z: Tensor, /) -> Tensor:
         return self.at(0.0, z)
@@ -102,12 +106,18 @@ def from_map(start: Tensor | float, begin: Tensor | float, end: Tensor | float, 
 def from_function(tau: Tau, steps: int, *, device: torch.device | str = "cpu") -> OpenLoop:
     """A schedule from any function tau, which is checked here, on ``device``, at every time it will be asked for.
 
-    It must stay in [0, 1], never increase, and end at 0 (or the picture would come back noisy).
+    It must stay in [0, 1], never increase, and end at 0 (or the picture would come back noisy). Values within a
+    millionth of 0 or 1 count as 0 or 1.
     """
-    schedule = OpenLoop(tau, steps)
+
+    def exact(u: Tensor) -> Tensor:
+        t = tau(u)
+        return torch.where(t.abs() < 1e-6, 0.0, torch.where((t - 1.0).abs() < 1e-6, 1.0, t))
+
+    schedule = OpenLoop(exact, steps)
     before = None
     for k in range(steps + 1):
-        now = tau(torch.full((1, 1, 1, 1), k / steps, device=device))
+        now = exact(torch.full((1, 1, 1, 1), k / steps, device=device))
         checks.times(f"tau({k}/{steps})", now, wait=True)
         if before is not None and bool((now > before).any()):
             raise ValueError(f"tau must never increase, but somewhere tau({k}/{steps}) exceeds tau({k - 1}/{steps})")
@@ -141,9 +151,12 @@ def autoregressive(groups: Tensor, steps_per_group: int, *, hole: Tensor | None 
     if not isinstance(groups, Tensor) or groups.dim() != 2 or groups.is_floating_point() or groups.dtype == torch.bool:
         kind = f" of {groups.dtype}" if isinstance(groups, Tensor) else ""
         raise ValueError(f"groups must be an integer map [H, W], got {checks.shape_of(groups)}{kind}")
+    if groups.numel() == 0:
+        raise ValueError(f"groups must not be empty, got {checks.shape_of(groups)}")
     checks.at_least("steps_per_group", steps_per_group)
     start = torch.ones(1, 1, *groups.shape, device=groups.device)
     if hole is not None:
+        checks.field("hole", hole)
         checks.times("hole", hole, start.expand(len(hole) if hole.dim() else 1, -1, -1, -1), wait=True)
         start = start * hole
     numbers = torch.unique(groups[(start > 0).flatten(0, 1).any(0)])

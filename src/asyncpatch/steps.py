@@ -2,17 +2,17 @@
 
 With x-hat the denoiser's answer at (z, t), eps-hat = (z - alpha(t) x-hat) / sigma(t), n fresh noise, and
 
-(1)  r = alpha(t) sigma(s) / (alpha(s) sigma(t))            0 <= r < 1 for s < t
+    (1)  r = alpha(t) sigma(s) / (alpha(s) sigma(t))            0 <= r < 1 for s < t
 
 a DDIM step leaves a share ``std`` of the noise at s to chance:
 
-(2)  z_s = alpha(s) x-hat + sqrt(sigma(s)^2 - std^2) eps-hat + std n
+    (2)  z_s = alpha(s) x-hat + sqrt(sigma(s)^2 - std^2) eps-hat + std n
 
-(3)  ddim(eta):             std = eta sigma(s) sqrt(1 - r^2)                  eta = 1 is ancestral sampling
-(4)  churned_ddim(churn):   std = sigma(s) sqrt(1 - (churn r + 1 - churn)^2)  the paper's "stochastic coefficient"
+    (3)  ddim(eta):             std = eta sigma(s) sqrt(1 - r^2)                  eta = 1 is ancestral sampling
+    (4)  churned_ddim(churn):   std = sigma(s) sqrt(1 - (churn r + 1 - churn)^2)  the paper's "stochastic coefficient"
 
-(5)  heun: the probability-flow ODE, second order, in rectified-flow coordinates (which any process has:
-     y = z / (alpha + sigma), h = sigma / (alpha + sigma), dy/dh = (y - x-hat) / h).
+    (5)  heun: the probability-flow ODE, second order, in rectified-flow coordinates (which any process has:
+         y = z / (alpha + sigma), h = sigma / (alpha + sigma), dy/dh = (y - x-hat) / h).
 
 These hold where s < t. Where s = t a token comes back bit for bit, and where s > t it is noised forward, in every step.
 Each step draws one canvas of noise, needed or not, so that a seed means the same noise whatever the step.
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from asyncpatch import checks
 from asyncpatch.parameterization import from_x
-from asyncpatch.process import Process, divide
+from asyncpatch.process import Process, check_process, divide
 from asyncpatch.protocols import Denoised, Noise, Step, Visit
 
 
@@ -45,6 +45,7 @@ def churned_ddim(process: Process, *, churn: float = 0.25) -> Step:
 
 def _ddim(process: Process, share: Callable[[Tensor], Tensor]) -> Step:
     """Equation (2), with std = share(r) sigma(s)."""
+    check_process(process)
 
     def step(
         denoise: Callable[[Tensor, Tensor], Denoised], now: Visit, s: Tensor, noise: Noise, last: Visit | None, /
@@ -69,6 +70,7 @@ def heun(process: Process) -> Step:
     At s = 0 the slope (y - x-hat) / h is not determined. A token that arrives there is asked half way instead (the
     midpoint rule), so that the second call is never wasted and the order is two for every token.
     """
+    check_process(process)
 
     def coordinates(t: Tensor) -> tuple[Tensor, Tensor]:
         alpha, sigma = process.alpha(t), process.sigma(t)

@@ -1,12 +1,12 @@
 """Training time fields: which noise levels the network sees together (paper, section 3.1 and appendix C).
 
-(1)  Global       t ~ U(t_min, t_max), one per picture: ordinary diffusion
-(2)  Independent  t_i ~ U(t_min, t_max), one per pixel
-(3)  Patchwise    t_i ~ U(t_min, t_max), one per patch, the patch side drawn per picture
-(4)  Perlin       t m + (1 - m) b, with m a thresholded Perlin mask and b in {0, 1} by a fair coin
-(5)  AsyncPatch   mean ~ U(t_min, t_max), delta = min(mean - t_min, t_max - mean, max_delta),
-                  t_i ~ U(mean - delta, mean + delta), one per patch
-(6)  Mixture      of any of these
+    (1)  Global       t ~ U(t_min, t_max), one per picture: ordinary diffusion
+    (2)  Independent  t_i ~ U(t_min, t_max), one per pixel
+    (3)  Patchwise    t_i ~ U(t_min, t_max), one per patch, the patch side drawn per picture
+    (4)  Perlin       t m + (1 - m) b, with m a thresholded Perlin mask and b in {0, 1} by a fair coin
+    (5)  AsyncPatch   mean ~ U(t_min, t_max), delta = min(mean - t_min, t_max - mean, max_delta),
+                      t_i ~ U(mean - delta, mean + delta), one per patch
+    (6)  Mixture      of any of these
 
 Under (5) with t_min = 0, t_max = 1 the time of any one token has the density -log(t (1-t)) / 2: it is *not*
 uniform but favours both ends (see docs/deviations.md).
