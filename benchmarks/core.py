@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import platform
 import subprocess
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 import asyncpatch as ap
 from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin
+from timing import medians
 
 SAMPLERS = {
     "Global": Global(),
@@ -39,31 +39,17 @@ SAMPLERS = {
 }
 
 
-def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median time of a call, after two for warming up."""
-    taken = []
-    for _ in range(repeats + 2):
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            taken.append(begin.elapsed_time(end) / 1000)
-        else:
-            began = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - began)
-    return sorted(taken[2:])[repeats // 2]
-
-
 def fields(device: torch.device, batch: int = 256, side: int = 64) -> None:
     generator = torch.Generator(device).manual_seed(0)
-    bare = seconds(lambda: torch.rand(batch, side, side, generator=generator, device=device), device, 100)
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(sampler.sample, batch, side, side, generator=generator, device=device)
+        for name, sampler in SAMPLERS.items()
+    }
+    calls["bare"] = partial(torch.rand, batch, side, side, generator=generator, device=device)
+    taken = medians(calls, 100, device)
     print("| time sampler | fields a second | share of a bare uniform draw |\n|---|---|---|")
-    for name, sampler in SAMPLERS.items():
-        taken = seconds(lambda s=sampler: s.sample(batch, side, side, generator=generator, device=device), device, 100)
-        print(f"| {name} | {batch / taken:,.0f} | {bare / taken:.2f} |")
+    for name in SAMPLERS:
+        print(f"| {name} | {batch / taken[name]:,.0f} | {taken['bare'] / taken[name]:.2f} |", flush=True)
 
 
 class StandIn(nn.Module):
@@ -91,7 +77,7 @@ def loop(device: torch.device) -> None:
     process = ap.RectifiedFlow()
     print("\n| batch | step | generators | ms per bare call | ms per step alone | alone / bare | whole / bare |")
     print("|---|---|---|---|---|---|---|")
-    steps, repeats = (32, 15) if cuda else (4, 5)
+    steps, rounds = (32, 15) if cuda else (2, 7)
     for batch in (1, 64) if cuda else (1, 4):
         z = torch.randn(batch, 3, 64, 64, device=device)
         hole = torch.zeros(1, 1, 64, 64, device=device)
@@ -103,21 +89,16 @@ def loop(device: torch.device) -> None:
             for _ in range(steps):
                 net(z, t)
 
-        one = seconds(bare, device, repeats) / steps
-        for name, step, calls in (("ddim", ap.ddim(process, eta=0.5), 1), ("heun", ap.heun(process), 2)):
+        for name, step, asks in (("ddim", ap.ddim(process, eta=0.5), 1), ("heun", ap.heun(process), 2)):
             sources = {
                 "one": torch.Generator(device).manual_seed(0),
                 "per sample": ap.generators(range(batch), device),
             }
             for kind, source in sources.items():
-                alone, whole = (
-                    seconds(
-                        partial(ap.sample, denoiser, schedule, z, step=step, generator=source), device, repeats * more
-                    )
-                    / steps
-                    for denoiser, more in ((echo, 5), (net, 1))
-                )
-                cells = f"{1e3 * one:.2f} | {1e3 * alone:.3f} | {alone / one:.4f} | {whole / (one * calls):.3f}"
+                run = partial(ap.sample, schedule=schedule, z=z, step=step, generator=source)
+                calls = {"bare": bare, "alone": partial(run, echo), "whole": partial(run, net)}
+                one, alone, whole = (each / steps for each in medians(calls, rounds, device).values())
+                cells = f"{1e3 * one:.2f} | {1e3 * alone:.3f} | {alone / one:.4f} | {whole / (one * asks):.3f}"
                 print(f"| {batch} | {name} | {kind} | {cells} |", flush=True)
     if cuda:
         print(f"\nThe host waited {', '.join(waits(net, process, steps) for steps in (8, 64))}; ", end="")
