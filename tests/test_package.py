@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -104,9 +105,9 @@ def test_the_python_in_the_documents_runs(page, tmp_path, monkeypatch):
 def test_the_paper_map_names_what_exists():
     """Each `module.name` in the paper map must be there."""
     text = (ROOT / "docs" / "paper_map.md").read_text()
-    named = re.findall(r"`(?:asyncpatch\.)?(\w+)\.(\w+)(?:\.(\w+))?[(`]", text)
+    named = re.findall(r"`((?:models\.)?\w+)\.(\w+)(?:\.(\w+))?[(`]", text)
     assert len(named) > 15
     for module, name, attribute in named:
-        value = getattr(__import__(f"asyncpatch.{module}", fromlist=[name]), name)
+        value = getattr(import_module(f"asyncpatch.{module}"), name)
         if attribute:
             assert hasattr(value, attribute), f"{module}.{name}.{attribute}"

@@ -1,0 +1,262 @@
+"""The UNet of the paper's appendix: ADM-like, with a FiLM from a field of times.
+
+Per scale a number of residual blocks; averaging down, nearest neighbour up; skips concatenated, and one more block
+per scale on the way up; self-attention at the low scales. What differs from ADM: the time is a *field*, one number
+per pixel, whose features are pooled for the inner scales (``film``); RMS norm per pixel, which knows nothing of the
+rest of the picture; attention with normalised queries and keys and rotary positions, so that any size goes.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncpatch import checks
+from asyncpatch.models.film import FiLM, rms_norm, time_features
+
+HEAD = 64
+
+
+class Norm(nn.Module):
+    """RMS norm over the channels of each pixel, with a learned gain."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(channels))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (rms_norm(h) * self.gain.float()[:, None, None]).to(h.dtype)
+
+
+def zeroed(layer: nn.Module) -> nn.Module:
+    """A layer that starts by adding nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+class Block(nn.Module):
+    """x + conv(SiLU(FiLM(norm(conv(SiLU(norm(x)))))))."""
+
+    def __init__(self, channels_in: int, channels: int, label_features: int) -> None:
+        super().__init__()
+        self.norm = Norm(channels_in)
+        self.conv_in = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)  # FiLM follows, which has a shift
+        self.film = FiLM(channels, label_features)
+        self.conv_out = zeroed(nn.Conv2d(channels, channels, 3, padding=1))
+        self.skip = nn.Conv2d(channels_in, channels, 1, bias=False) if channels_in != channels else nn.Identity()
+
+    def forward(self, x: Tensor, phi: Tensor, label: Tensor) -> Tensor:
+        h = self.conv_in(functional.silu(self.norm(x)))
+        return self.skip(x) + self.conv_out(self.film(h, phi, label))
+
+
+def doubled(h: Tensor) -> Tensor:
+    """Nearest neighbour, twice as large. (Compiled, ``interpolate`` has a scatter for its gradient, this a sum.)"""
+    batch, channels, height, width = h.shape
+    cells = h.permute(0, 2, 3, 1)[:, :, None, :, None].expand(-1, -1, 2, -1, 2, -1)
+    return cells.reshape(batch, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
+
+
+class _PackedGradient(torch.autograd.Function):
+    """The identity, whose gradient lies in memory as a channels-last tensor of its own."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.contiguous(memory_format=torch.channels_last)
+
+
+def join(h: Tensor, skip: Tensor) -> Tensor:
+    """Both side by side. (Their gradients are slices of one; packed here, or each convolution would copy its slice.)"""
+    return torch.cat([_PackedGradient.apply(h), _PackedGradient.apply(skip)], 1)
+
+
+class Rotary(nn.Module):
+    """Rotary positions: half of a head's numbers turn with the row, half with the column. (Sines are slow: a table.)"""
+
+    def __init__(self, length: int = 64) -> None:
+        super().__init__()
+        self.register_buffer("table", self._table(length, torch.device("cpu")), persistent=False)
+
+    @staticmethod
+    def _table(length: int, device: torch.device) -> Tensor:
+        """Cosine and sine of each position's angles, [2, length, HEAD / 4]."""
+        frequency = 100.0 ** -(torch.arange(HEAD // 4, device=device) / (HEAD // 4))
+        angle = torch.arange(length, device=device)[:, None] * frequency
+        return torch.stack([angle.cos(), angle.sin()])
+
+    def forward(self, height: int, width: int) -> Tensor:
+        """Cosines and sines [2, H*W, HEAD / 2]."""
+        longer = max(height, width)
+        table = self.table if longer <= self.table.shape[1] else self._table(longer, self.table.device)
+        rows, columns = (
+            table[:, :height, None].expand(-1, -1, width, -1),
+            table[:, None, :width].expand(-1, height, -1, -1),
+        )
+        return torch.cat([rows, columns], -1).flatten(1, 2).float()
+
+
+class Attention(nn.Module):
+    """Self-attention over the pixels of a scale."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels % HEAD:
+            raise ValueError(f"channels at a scale with attention must be a multiple of {HEAD}, got {channels}")
+        self.norm = Norm(channels)
+        self.rotary = Rotary()
+        self.qkv = nn.Linear(channels, 3 * channels, bias=False)
+        self.gain = nn.Parameter(torch.ones(2, HEAD))
+        self.out = zeroed(nn.Linear(channels, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        h = self.norm(x).permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+        q, k, v = self.qkv(h).view(batch, height * width, 3, channels // HEAD, HEAD).permute(2, 0, 3, 1, 4)
+        cos, sin = self.rotary(height, width)
+        q, k = (self._turn(each, gain, cos, sin) for each, gain in zip((q, k), self.gain, strict=True))
+        h = functional.scaled_dot_product_attention(q, k, v)
+        h = self.out(h.transpose(1, 2).reshape(batch, height, width, channels))
+        return x + h.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def _turn(q: Tensor, gain: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n = functional.rms_norm(q.float(), (HEAD,), gain.float())
+        a, b = n.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(q.dtype)
+
+
+class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Predicts x, eps or v (whatever it is trained for) from a canvas and its time field.
+
+    Args:
+        in_channels, out_channels: of the canvas and of the prediction.
+        width: channels at the first scale; ``multipliers`` of it at each scale.
+        blocks: residual blocks at each scale on the way down; on the way up there is one more.
+        middle_blocks: blocks between them.
+        attention: at how many of the lowest scales there is self-attention.
+        labels: number of classes; 0 for none. Besides them there is always the null class, label -1.
+    """
+
+    _supports_gradient_checkpointing = True
+    gradient_checkpointing = False
+
+    @register_to_config
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        width: int = 64,
+        multipliers: tuple[int, ...] = (1, 2, 3, 4),
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        middle_blocks: int = 2,
+        attention: int = 2,
+        labels: int = 0,
+    ) -> None:
+        super().__init__()
+        if len(multipliers) != len(blocks):
+            raise ValueError(f"multipliers and blocks must be equally many, got {len(multipliers)} and {len(blocks)}")
+        channels = [width * each for each in multipliers]
+        scales = len(channels)
+        attends = [scale >= scales - attention for scale in range(scales)]
+        features = 4 * width
+        self.label = nn.Embedding(labels + 1, features)
+        self.conv_in = nn.Conv2d(in_channels, channels[0], 3, padding=1)
+        self.down, self.up, self.enlarge = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        current = channels[0]
+        skips = [current]
+        for scale, (wide, count) in enumerate(zip(channels, blocks, strict=True)):
+            layers = nn.ModuleList()
+            for _ in range(count):
+                layers.append(Layer(current, wide, features, attends[scale]))
+                current = wide
+                skips.append(current)
+            self.down.append(layers)
+            if scale + 1 < scales:
+                skips.append(current)
+        self.middle = nn.ModuleList(Layer(current, current, features, attention > 0) for _ in range(middle_blocks))
+        for scale in reversed(range(scales)):
+            layers = nn.ModuleList()
+            for _ in range(blocks[scale] + 1):
+                layers.append(Layer(current + skips.pop(), channels[scale], features, attends[scale]))
+                current = channels[scale]
+            self.up.append(layers)
+            if scale:
+                self.enlarge.append(nn.Conv2d(current, current, 3, padding=1))
+        self.norm_out = Norm(current)
+        self.conv_out = zeroed(nn.Conv2d(current, out_channels, 3, padding=1))
+
+    @property
+    def divisor(self) -> int:
+        """Height and width that are multiples of this need no padding."""
+        return 2 ** (len(self.config.multipliers) - 1)
+
+    def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """The prediction [B, out_channels, H, W] for z [B, C, H, W].
+
+        ``t`` is [B, 1, H, W], or [B, 1, 1, 1] for one time per picture (the same answer as for a constant field, a
+        little faster). ``label`` is [B] integers, -1 for none. Where height or width do not divide by ``divisor``,
+        edges are repeated inside and cropped again.
+        """
+        checks.canvas("z", z)
+        checks.field("t", t, z)
+        if z.shape[1] != self.config.in_channels:
+            raise ValueError(f"z must have {self.config.in_channels} channels, got {checks.shape_of(z)}")
+        height, width = z.shape[2:]
+        below, beside = -height % self.divisor, -width % self.divisor
+        t = t.expand(len(z), 1, *t.shape[2:]) if t.dim() else t.expand(len(z), 1, 1, 1)
+        if t.shape[2:] != (1, 1):
+            t = t.expand(len(z), 1, height, width)
+        if below or beside:
+            z = functional.pad(z, (0, beside, 0, below), mode="replicate")
+            t = t if t.shape[2:] == (1, 1) else functional.pad(t, (0, beside, 0, below), mode="replicate")
+
+        dtype = self.conv_in.weight.dtype
+        h = self.conv_in(z.to(dtype, memory_format=torch.channels_last))
+        phi = [time_features(t).to(h.dtype, memory_format=torch.channels_last)]
+        for _ in self.down[1:]:
+            phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
+        names = torch.full((len(z),), -1, device=z.device) if label is None else label
+        g = self.label(torch.where(names < 0, self.config.labels, names))
+
+        skips = [h]
+        for scale, layers in enumerate(self.down):
+            if scale:
+                h = functional.avg_pool2d(h, 2)
+                skips.append(h)
+            for layer in layers:
+                h = self._run(layer, h, phi[scale], g)
+                skips.append(h)
+        for layer in self.middle:
+            h = self._run(layer, h, phi[-1], g)
+        for step, layers in enumerate(self.up):
+            if step:
+                h = self.enlarge[step - 1](doubled(h))
+            for layer in layers:
+                h = self._run(layer, join(h, skips.pop()), phi[-1 - step], g)
+        out = self.conv_out(functional.silu(self.norm_out(h)))
+        return out[..., :height, :width].to(z.dtype).contiguous()
+
+    def _run(self, layer: Layer, *args: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.gradient_checkpointing:
+            return self._gradient_checkpointing_func(layer, *args)
+        return layer(*args)
+
+
+class Layer(nn.Module):
+    """A block, and self-attention where its scale has it."""
+
+    def __init__(self, channels_in: int, channels: int, label_features: int, attends: bool) -> None:
+        super().__init__()
+        self.block = Block(channels_in, channels, label_features)
+        self.attention = Attention(channels) if attends else nn.Identity()
+
+    def forward(self, x: Tensor, phi: Tensor, label: Tensor) -> Tensor:
+        return self.attention(self.block(x, phi, label))
