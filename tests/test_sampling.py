@@ -13,7 +13,7 @@ from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import autoregressive, from_map, inpainting, synchronous
 from asyncpatch.steps import churned_ddim, ddim, heun
 from oracle import conditional, error, law_of, law_of_sampler, random_gaussian
-from watch import CountWaits, live_numbers
+from watch import CountWaits, live_bytes
 
 SHAPE = (1, 3, 3)
 COLOUR = (2, 2, 3)
@@ -331,7 +331,7 @@ def test_memory_does_not_grow_with_the_steps():
     held = []
 
     def look(visit):
-        held.append(live_numbers())
+        held.append(live_bytes())
 
     sample(shrink, synchronous(12), torch.randn(2, 3, 32, 32), step=ddim(RectifiedFlow(), eta=1.0), callback=look)
     assert max(held[2:]) == min(held[2:])
