@@ -20,7 +20,7 @@ checks
 protocols fields
 process
 parameterization oracle
-time_sampling schedules steps
+time_sampling schedules steps loss
 sampling guidance coverage drawing
 models
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ def check_process(process: object) -> None:
 
 class Process(ABC):
     """What the two processes share: everything follows from alpha, sigma and the velocity's coefficients."""
+
+    speed: ClassVar[float]
+    """The constant c in dz/dt = c v."""
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:
@@ -74,6 +78,8 @@ class Process(ABC):
 class RectifiedFlow(Process):
     """alpha = 1 - t, sigma = t, v = eps - x: the process of the paper's experiments."""
 
+    speed = 1.0
+
     def alpha(self, t: Tensor) -> Tensor:
         return 1.0 - t
 
@@ -87,6 +93,8 @@ class RectifiedFlow(Process):
 @dataclass(frozen=True)
 class CosineVP(Process):
     """alpha = cos(pi t / 2), sigma = sin(pi t / 2), v = alpha eps - sigma x: variance preserving."""
+
+    speed = math.pi / 2
 
     def alpha(self, t: Tensor) -> Tensor:
         return torch.sin((0.5 * math.pi) * (1.0 - t))  # the cosine, but exactly 0 at t = 1

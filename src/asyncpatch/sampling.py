@@ -1,10 +1,12 @@
 """The sampling loop. There is one: methods differ in their schedule, their step and their denoiser.
 
-t = schedule.start(z)
-until the schedule is finished:
-    x-hat = denoiser(z, t)           unless the schedule moves on without asking
-    s     = schedule.next(t, x-hat)
-    z, t  = step(z, t, x-hat, s), s
+    t = schedule.start(z)
+    until the schedule is finished:
+        x-hat = denoiser(z, t)           unless the schedule moves on without asking
+        s     = schedule.next(t, x-hat)
+        z, t  = step(z, t, x-hat, s), s
+
+``protocols`` says what each of the three must be able to do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,71 @@
+"""The training loss, per token: the sigmoid weighting of SiD2, which the paper trains with.
+
+    (1)  loss_i = 1/2 |dlogsnr/dt| e^b sigmoid(logsnr - b) ||x_i - xhat_i||^2         at the token's own t_i
+    (2)         = w ||v_i - vhat_i||^2,   w(t) = c e^b alpha sigma / (alpha^2 + e^b sigma^2)
+
+with c = ``process.speed``. Form (2) is finite everywhere and 0 at both ends of time, where a token has nothing to
+teach. For other predictions the same loss is the squared error of that prediction times
+
+    (3)  w / sigma^2 (x),   w / alpha^2 (eps),   w sigma^2 / alpha^2 (score)
+
+where what is not determined counts as 0. Which prediction a network makes then changes how it learns, not what it is
+asked for.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from asyncpatch import checks
+from asyncpatch.parameterization import PREDICTIONS, Prediction
+from asyncpatch.process import Process, divide
+
+
+def sigmoid_weight(process: Process, prediction: Prediction, t: Tensor, *, bias: float = 2.0) -> Tensor:
+    """The weight of the squared error of a prediction at the times t: w of equation (2), or equation (3)."""
+    alpha, sigma, top = process.alpha(t), process.sigma(t), process.speed * math.exp(bias)
+    below = alpha.square() + math.exp(bias) * sigma.square()
+    match prediction:
+        case "v":
+            return top * alpha * sigma / below
+        case "x":
+            return divide(top * alpha, sigma * below)
+        case "eps":
+            return divide(top * sigma, alpha * below)
+        case "score":
+            return divide(top * sigma**3, alpha * below)
+        case _:
+            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+
+
+def target(process: Process, prediction: Prediction, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """What a network should have predicted for x diffused to t with this noise."""
+    match prediction:
+        case "x":
+            return x
+        case "eps":
+            return noise
+        case "v":
+            a, b = process.velocity(t)
+            return a * x + b * noise
+        case "score":
+            return divide(-noise, process.sigma(t))
+        case _:
+            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+
+
+def diffusion_loss(
+    process: Process, prediction: Prediction, value: Tensor, x: Tensor, noise: Tensor, t: Tensor, *, bias: float = 2.0
+) -> Tensor:
+    """Equation (2) for each token, [B, 1, H, W], averaged over channels; ``.mean()`` of it is what is minimised.
+
+    ``value`` is what the network predicted for ``process.diffuse(x, t, noise)``. The weight on v is
+    greatest where logsnr = ``bias``: a higher one leans towards clean, a lower one towards noisy times.
+    """
+    checks.same_shape("value", value, "x", x)
+    checks.same_shape("noise", noise, "x", x)
+    checks.field("t", t, x)
+    error = value.float() - target(process, prediction, x, noise, t)
+    return sigmoid_weight(process, prediction, t, bias=bias) * error.square().mean(1, keepdim=True)
