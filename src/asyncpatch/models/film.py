@@ -22,6 +22,7 @@ than phi of the mean time: half clean, half noise is not the same as all half no
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from torch.nn import functional
 COSINES_T, COSINES_U = 7, 8
 TIME_FEATURES = 1 + COSINES_T + COSINES_U
 EPS = 1e-6
+_TRITON = find_spec("triton") is not None  # not to be had on every system; plain torch then does
 
 
 def time_features(t: Tensor) -> Tensor:
@@ -54,7 +56,7 @@ def modulate(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def modulate_by_field(h: Tensor, phi: Tensor, weight: Tensor, label: Tensor) -> Tensor:
     """Equations (1) to (3) with phi [B, K, H, W], weight [2, K, C] and label [B, 2, C]: scale first, then shift."""
-    if h.is_cuda and h.shape[1] * h.element_size() <= 2048:  # wider in float32, its tiles would not fit
+    if h.is_cuda and _TRITON and h.shape[1] * h.element_size() <= 2048:  # wider in float32, its tiles would not fit
         from asyncpatch.models.film_triton import fused_film
 
         return fused_film(h, phi, weight.to(h.dtype), label.to(h.dtype))
