@@ -90,9 +90,7 @@ def check_kernel() -> None:
 class Training:
     """One training step of a network, compiled."""
 
-    def __init__(self, net: torch.nn.Module, checkpointing: bool) -> None:
-        if checkpointing:
-            net.enable_gradient_checkpointing()
+    def __init__(self, net: torch.nn.Module) -> None:
         self.net = net.cuda().to(memory_format=torch.channels_last)
         self.run = torch.compile(self.net, fullgraph=True)
         self.adam = torch.optim.Adam(self.net.parameters(), lr=1e-4, fused=True)
@@ -135,7 +133,7 @@ def measure(size: str, what: list[str], variants: list[str], batch: int, count: 
                     net(torch.zeros(1, 3, 64, 64), torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long))
                 flops[family] = counter.get_total_flops() * (3 if kind == "train" else 1)
                 if kind == "train":
-                    nets[family] = Training(net, checkpointing=False)
+                    nets[family] = Training(net)
                 else:
                     net = net.cuda().to(torch.bfloat16, memory_format=torch.channels_last).eval()
                     nets[family] = torch.compile(net, fullgraph=True)

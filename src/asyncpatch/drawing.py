@@ -30,7 +30,7 @@ def time_field(t: Tensor, scale: int = 1) -> Image.Image:
     return picture(1.0 - 2.0 * t[None], scale)
 
 
-def label(text: str, width: int, height: int) -> Image.Image:
+def _label(text: str, width: int, height: int) -> Image.Image:
     """Black text on the colour of a sheet."""
     image = Image.new("RGB", (width, height), _PAPER)
     ImageDraw.Draw(image).multiline_text((4, height // 2), text, "black", ImageFont.load_default(13), anchor="lm")
@@ -41,7 +41,7 @@ def sheet(rows: Sequence[Sequence[Image.Image]], *, names: Sequence[str] = (), g
     """Images in rows on one sheet, each at the left top of its cell; ``names``, one per row, stand before them."""
     if names:
         heights = [max(image.height for image in row) for row in rows]
-        rows = [[label(name, 112, height), *row] for name, height, row in zip(names, heights, rows, strict=True)]
+        rows = [[_label(name, 112, height), *row] for name, height, row in zip(names, heights, rows, strict=True)]
     widths = [max(image.width for image in column) for column in zip(*rows, strict=True)]
     heights = [max(image.height for image in row) for row in rows]
     page = Image.new("RGB", (sum(widths) + gap * (len(widths) + 1), sum(heights) + gap * (len(heights) + 1)), _PAPER)

@@ -6,8 +6,8 @@ With h the features at a pixel, C channels, and phi the K features of its time:
     (2)  scale = phi W_scale + g_scale,   shift = phi W_shift + g_shift                 linear in phi; g from the label
     (3)  y = SiLU(n (1 + scale) + shift)
 
-Usual networks embed the time in some hundred numbers and run an MLP, once per picture. Once per *pixel* that costs
-a fifth of the training speed. But scale and shift are smooth functions of one number, so a short fixed basis spans
+Usual networks embed the time in some hundred numbers and run an MLP, once per picture. Once per *pixel* that would
+slow training down. But scale and shift are smooth functions of one number, so a short fixed basis spans
 them:
 
     (4)  phi(t) = (1, cos(pi t), ..., cos(7 pi t), cos(pi u), ..., cos(8 pi u)),   u = t^(1/4) / (t^(1/4) + (1-t)^(1/4))
