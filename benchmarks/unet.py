@@ -5,8 +5,9 @@
 All variants run in one process, compiled alike (fullgraph), channels-last, 64x64. Training: forward in bfloat16
 autocast, weighted squared error, backward, clipping and a fused Adam step on float32 weights. Sampling: forward with
 bfloat16 weights. Times are medians of CUDA events after warm-up, the variants' rounds interleaved. FLOPs are those of
-convolutions and matrix products as torch.utils.flop_counter counts them (2 per multiplication and addition), times 3
-for a training step. The ceiling is an 8192^3 bfloat16 matrix product measured in the same run.
+convolutions and matrix products as torch.utils.flop_counter counts them on the CPU (2 per multiplication and addition;
+the products inside attention are not seen), times 3 for a training step. GiB are the most that a call needs, with the
+network's own weights and optimizer. The ceiling is an 8192^3 bfloat16 matrix product measured in the same run.
 """
 
 from __future__ import annotations
@@ -121,11 +122,12 @@ def measure(size: str, what: list[str], variants: list[str], batch: int, count: 
     print("| size | what | variant | parameters | images/s | of one time | GFLOP/image | of the ceiling | GiB |")
     print("|---|---|---|---|---|---|---|---|---|")
     for kind in what:
-        calls, gib, flops, parameters = {}, {}, {}, {}
+        calls, gib, flops, parameters, others = {}, {}, {}, {}, {}
         nets: dict[str, object] = {}
         for name, t in times.items():
             family = "diffusers" if name == "diffusers" else "ours"
             if family not in nets:
+                others[family] = torch.cuda.memory_allocated()
                 torch.manual_seed(0)
                 net = Diffusers(size) if family == "diffusers" else UNet(**SIZES[size], labels=LABELS)
                 parameters[family] = sum(p.numel() for p in net.parameters())
@@ -149,7 +151,7 @@ def measure(size: str, what: list[str], variants: list[str], batch: int, count: 
             print(f"<!-- {name}: compiled in {time.monotonic() - began:.0f} s -->", flush=True)
             torch.cuda.reset_peak_memory_stats()
             calls[name]()
-            gib[name] = torch.cuda.max_memory_allocated() / 2**30
+            gib[name] = (torch.cuda.max_memory_allocated() - others[family]) / 2**30
         taken = medians(calls, count, z.device)
         if trace:
             profile({name: call for name, call in calls.items() if name != "diffusers"}, trace)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from asyncpatch import checks
@@ -67,5 +68,7 @@ def diffusion_loss(
     checks.same_shape("value", value, "x", x)
     checks.same_shape("noise", noise, "x", x)
     checks.field("t", t, x)
-    error = value.float() - target(process, prediction, x, noise, t)
+    kind = torch.promote_types(value.dtype, torch.float32)
+    value, x, noise, t = (each.to(kind) for each in (value, x, noise, t))
+    error = value - target(process, prediction, x, noise, t)
     return sigmoid_weight(process, prediction, t, bias=bias) * error.square().mean(1, keepdim=True)

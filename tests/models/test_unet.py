@@ -11,6 +11,7 @@ from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.models import unet
 from asyncpatch.models.denoiser import NetworkDenoiser
 from asyncpatch.models.unet import UNet
+from asyncpatch.parameterization import PREDICTIONS, to_x
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond
 from asyncpatch.sampling import sample
@@ -26,6 +27,10 @@ def tiny(**more):
         if not name.endswith("gain"):
             nn.init.normal_(parameter, std=0.08)
     return net
+
+
+def ask(label):
+    return torch.zeros(2, 3, 8, 8), torch.zeros(()), label
 
 
 @pytest.fixture
@@ -162,9 +167,12 @@ def test_checkpointing_changes_nothing(question):
     gradients = []
     for checkpointing in (False, True):
         net = tiny(labels=5)
+        runs = []
+        net.up[0][0].block.conv_in.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         if checkpointing:
             net.enable_gradient_checkpointing()
         net(*question).square().sum().backward()
+        assert len(runs) == (2 if checkpointing else 1)
         gradients.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
 
@@ -190,6 +198,15 @@ def test_it_is_saved_and_loaded_as_diffusers_models_are(question, tmp_path):
         assert dict(again.config)["multipliers"] in ((1, 2), [1, 2])
         assert torch.equal(again(*question), net(*question))
     assert UNet.from_pretrained(tmp_path / "whole", torch_dtype=torch.float16).dtype == torch.float16
+
+
+def test_functional_gradients_work(question):
+    z, t, label = question
+    net = tiny(labels=5)
+    _, pull = torch.func.vjp(lambda z: net(z, t, label), z)
+    ours = z.clone().requires_grad_()
+    net(ours, t, label).sum().backward()
+    assert torch.allclose(pull(torch.ones_like(z))[0], ours.grad, atol=1e-4)
 
 
 def test_names_in_checkpoints_are_frozen():
@@ -243,8 +260,14 @@ def test_it_is_a_denoiser(question, generator):
     out = sample(guided, schedule, z, step=ddim(net.process), cond=Cond(label=label))
     assert torch.equal(out[..., :4], x[..., :4])
     assert (out[..., 4:9] != z[..., 4:9]).all()
-    t = schedule.at(0.5, z)
-    assert torch.allclose(net(z, t, Cond(label=label)).x, z - t * net.net(z, t, label), atol=1e-6)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_a_denoiser_knows_what_its_network_predicts(process, prediction, question):
+    z, t, label = question
+    net = tiny(labels=5)
+    answer = NetworkDenoiser(net, process, prediction)(z, t, Cond(label=label))
+    assert torch.equal(answer.x, to_x(process, prediction, net(z, t, label), z, t))
 
 
 @pytest.mark.parametrize(
@@ -254,6 +277,13 @@ def test_it_is_a_denoiser(question, generator):
         (lambda: UNet(width=48), "channels at a scale with attention must be a multiple of 64, got 144"),
         (lambda: tiny()(torch.zeros(1, 4, 8, 8), torch.zeros(())), r"z must have 3 channels, got shape \[1, 4, 8, 8\]"),
         (lambda: tiny()(torch.zeros(1, 3, 8, 8), torch.zeros(1)), r"t must be a tensor that broadcasts"),
+        (lambda: tiny()(torch.zeros(1, 3, 8, 8), torch.full((), -1e-3)), r"t must lie in \[0, 1\]"),
+        (
+            lambda: tiny(labels=5)(*ask(torch.tensor([1]))),
+            r"label must be integers \[2\], one per picture; got shape \[1\]",
+        ),
+        (lambda: tiny(labels=5)(*ask(torch.rand(2))), r"label must be integers \[2\]"),
+        (lambda: tiny(labels=5)(*ask(torch.tensor([1, 5]))), r"label must be below 5 \(-1 for none\), got 5"),
     ],
 )
 def test_bad_arguments_are_named(build, words):

@@ -36,7 +36,7 @@ _TRITON = find_spec("triton") is not None  # not to be had on every system; plai
 
 def time_features(t: Tensor) -> Tensor:
     """Equation (4): from times [B, 1, H, W] to [B, TIME_FEATURES, H, W], float32."""
-    t = t.float()
+    t = t.detach().float().clamp(0.0, 1.0)
     a, b = t.sqrt().sqrt(), (1.0 - t).sqrt().sqrt()
     k_t = torch.arange(0, COSINES_T + 1, device=t.device, dtype=torch.float32).view(1, -1, 1, 1)
     k_u = torch.arange(1, COSINES_U + 1, device=t.device, dtype=torch.float32).view(1, -1, 1, 1)
@@ -56,7 +56,8 @@ def modulate(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def modulate_by_field(h: Tensor, phi: Tensor, weight: Tensor, label: Tensor) -> Tensor:
     """Equations (1) to (3) with phi [B, K, H, W], weight [2, K, C] and label [B, 2, C]: scale first, then shift."""
-    if h.is_cuda and _TRITON and h.shape[1] * h.element_size() <= 2048:  # wider in float32, its tiles would not fit
+    fits = h.dtype != torch.float64 and h.shape[1] * h.element_size() <= 2048  # wider, its tiles would be too large
+    if h.is_cuda and _TRITON and fits:
         from asyncpatch.models.film_triton import fused_film
 
         return fused_film(h, phi, weight.to(h.dtype), label.to(h.dtype))
@@ -80,7 +81,7 @@ class FiLM(nn.Module):
 
     def forward(self, h: Tensor, phi: Tensor, label: Tensor) -> Tensor:
         """``phi`` [B, K, H, W], or [B, K, 1, 1] for one time per picture; ``label`` [B, label_features]."""
-        g = self.label(label).view(len(label), 2, -1)
+        g = self.label(label).unflatten(1, (2, h.shape[1]))
         if phi.shape[2:] == (1, 1):
             series = phi.to(h.dtype).float().view(len(h), 1, -1, 1) * self.weight.to(h.dtype).float()  # [B, 2, K, C]
             scale, shift = (series.sum(2) + g.to(h.dtype).float()).unbind(1)

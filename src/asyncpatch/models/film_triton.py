@@ -134,7 +134,7 @@ def _packed(h: Tensor) -> Tensor:
 def _film(h: Tensor, phi: Tensor, weight: Tensor, label: Tensor) -> Tensor:
     h, phi = _packed(h), _packed(phi)
     batch, channels, height, width = h.shape
-    block_c = triton.next_power_of_2(channels)
+    block_c = max(16, triton.next_power_of_2(channels))
     block_m = 32 if block_c <= 256 else 16
     y = torch.empty_like(h)
     wrap_triton(_forward)[(triton.cdiv(height * width, block_m), batch)](
@@ -160,7 +160,7 @@ def _film_backward(dy: Tensor, h: Tensor, phi: Tensor, weight: Tensor, label: Te
     dy, h, phi = _packed(dy), _packed(h), _packed(phi)
     batch, channels, height, width = h.shape
     pixels = height * width
-    block_c = triton.next_power_of_2(channels)
+    block_c = max(16, triton.next_power_of_2(channels))
     block_m = 32 if block_c == 128 else 16
     chunks = max(1, min(_PROGRAMS // batch, triton.cdiv(pixels, block_m)))
     chunk = triton.cdiv(triton.cdiv(pixels, chunks), block_m) * block_m

@@ -65,8 +65,12 @@ class _PackedGradient(torch.autograd.Function):
     """The identity, whose gradient lies in memory as a channels-last tensor of its own."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Nothing is kept."""
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
@@ -206,7 +210,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         edges are repeated inside and cropped again.
         """
         checks.canvas("z", z)
-        checks.field("t", t, z)
+        checks.times("t", t, z)
         if z.shape[1] != self.config.in_channels:
             raise ValueError(f"z must have {self.config.in_channels} channels, got {checks.shape_of(z)}")
         height, width = z.shape[2:]
@@ -224,6 +228,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         for _ in self.down[1:]:
             phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
         names = torch.full((len(z),), -1, device=z.device) if label is None else label
+        self._check_label(names, len(z))
         g = self.label(torch.where(names < 0, self.config.labels, names))
 
         skips = [h]
@@ -243,6 +248,14 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 h = self._run(layer, join(h, skips.pop()), phi[-1 - step], g)
         out = self.conv_out(functional.silu(self.norm_out(h)))
         return out[..., :height, :width].to(z.dtype).contiguous()
+
+    def _check_label(self, label: Tensor, batch: int) -> None:
+        if label.shape != (batch,) or label.is_floating_point():
+            raise ValueError(f"label must be integers [{batch}], one per picture; got {checks.shape_of(label)}")
+        if label.device.type == "cpu" and batch and not torch.compiler.is_compiling():  # elsewhere looking would wait
+            highest = int(label.max())
+            if highest >= max(self.config.labels, 1):
+                raise ValueError(f"label must be below {self.config.labels} (-1 for none), got {highest}")
 
     def _run(self, layer: Layer, *args: Tensor) -> Tensor:
         if torch.is_grad_enabled() and self.gradient_checkpointing:
