@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from asyncpatch import checks
-from asyncpatch.parameterization import PREDICTIONS, Prediction
+from asyncpatch.parameterization import Prediction, unknown
 from asyncpatch.process import Process, divide
 
 
@@ -38,7 +38,7 @@ def sigmoid_weight(process: Process, prediction: Prediction, t: Tensor, *, bias:
         case "score":
             return divide(top * sigma**3, alpha * below)
         case _:
-            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+            raise unknown(prediction)
 
 
 def target(process: Process, prediction: Prediction, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def target(process: Process, prediction: Prediction, x: Tensor, noise: Tensor, t
         case "score":
             return divide(-noise, process.sigma(t))
         case _:
-            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+            raise unknown(prediction)
 
 
 def diffusion_loss(

@@ -26,6 +26,11 @@ Prediction = Literal["x", "eps", "v", "score"]
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
 
 
+def unknown(prediction: object) -> ValueError:
+    """The error for what is no prediction."""
+    return ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+
+
 def to_x(process: Process, prediction: Prediction, value: Tensor, z: Tensor, t: Tensor) -> Tensor:
     """x-hat from a network's ``value``, which is a ``prediction`` of that name, at canvas z and times t."""
     sigma = process.sigma(t)
@@ -39,7 +44,7 @@ def to_x(process: Process, prediction: Prediction, value: Tensor, z: Tensor, t: 
         case "score":
             return divide(z + sigma.square() * value, process.alpha(t))
         case _:
-            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+            raise unknown(prediction)
 
 
 def from_x(process: Process, prediction: Prediction, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
@@ -57,4 +62,4 @@ def from_x(process: Process, prediction: Prediction, x: Tensor, z: Tensor, t: Te
         case "score":
             return divide(-eps, sigma)
         case _:
-            raise ValueError(f"prediction must be one of {', '.join(PREDICTIONS)}; got {prediction!r}")
+            raise unknown(prediction)

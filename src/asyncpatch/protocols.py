@@ -1,4 +1,4 @@
-"""The nouns of asynchronous diffusion, and nothing else.
+"""The nouns of asynchronous diffusion, and how answers and conditions are joined and parted.
 
 A *denoiser* answers one question: given a canvas whose every token states its own noise level, what is the
 clean picture? A *schedule* decides which question comes next. A *step* carries the canvas from one question
@@ -86,6 +86,9 @@ class Schedule(Protocol):
         ...
 
 
+Ask = Callable[[Tensor, Tensor], Denoised]
+"""Asks the denoiser about a canvas and its times, under the condition of the run."""
+
 Noise = Callable[[], Tensor]
 """Gives a fresh canvas of standard normal noise at each call."""
 
@@ -98,15 +101,7 @@ class Step(Protocol):
     this one (for multistep solvers).
     """
 
-    def __call__(
-        self,
-        denoise: Callable[[Tensor, Tensor], Denoised],
-        now: Visit,
-        s: Tensor,
-        noise: Noise,
-        last: Visit | None,
-        /,
-    ) -> Tensor: ...
+    def __call__(self, denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor: ...
 
 
 def check_answer(out: object, z: Tensor) -> Denoised:

@@ -28,7 +28,7 @@ from torch import Tensor
 from asyncpatch import checks
 from asyncpatch.parameterization import from_x
 from asyncpatch.process import Process, check_process, divide
-from asyncpatch.protocols import Denoised, Noise, Step, Visit
+from asyncpatch.protocols import Ask, Noise, Step, Visit
 
 
 def ddim(process: Process, *, eta: float = 0.0) -> Step:
@@ -47,9 +47,7 @@ def _ddim(process: Process, share: Callable[[Tensor], Tensor]) -> Step:
     """Equation (2), with std = share(r) sigma(s)."""
     check_process(process)
 
-    def step(
-        denoise: Callable[[Tensor, Tensor], Denoised], now: Visit, s: Tensor, noise: Noise, last: Visit | None, /
-    ) -> Tensor:
+    def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor:
         z, t, out = now
         if out is None:
             return _unasked(process, now, s, noise)
@@ -76,9 +74,7 @@ def heun(process: Process) -> Step:
         alpha, sigma = process.alpha(t), process.sigma(t)
         return alpha + sigma, sigma / (alpha + sigma)
 
-    def step(
-        denoise: Callable[[Tensor, Tensor], Denoised], now: Visit, s: Tensor, noise: Noise, last: Visit | None, /
-    ) -> Tensor:
+    def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor:
         z, t, out = now
         if out is None:
             return _unasked(process, now, s, noise)
