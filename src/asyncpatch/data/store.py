@@ -1,0 +1,130 @@
+"""A set of pictures, decoded once: uint8 squares in one memory map, with their labels.
+
+Decoding is some hundred times slower than reading back, so it is done once per data set and size and kept in a cache
+folder. The folder appears under its final name only when it is whole: a store that is there can be used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpatch.data.pictures import Pixels, decode, views
+from asyncpatch.data.sources import DataError, Item, Joined
+
+FORMAT = 1
+MOST_BROKEN = 0.01
+"""A data set of which more than this share cannot be read is refused."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Pictures [N, side, side, 3], their labels [N] (-1 for none), the names of the classes, and what was skipped."""
+
+    pictures: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    names: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+
+def cache_folder() -> Path:
+    """Where stores are kept unless something else is said: $ASYNCPATCH_CACHE, or the user's cache folder."""
+    if own := os.environ.get("ASYNCPATCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpatch"
+
+
+def check_broken(broken: list[str], seen: int) -> None:
+    """Refuses data of which more than one per cent cannot be read."""
+    if len(broken) > MOST_BROKEN * seen:
+        some = "\n".join(f"  {line}" for line in broken[:10])
+        more = f"\n  and {len(broken) - 10} more" if len(broken) > 10 else ""
+        raise DataError(
+            f"{len(broken)} of {seen} pictures cannot be read, more than {MOST_BROKEN:.0%}; "
+            f"mend or remove them and start again:\n{some}{more}"
+        )
+
+
+def read_views(item: Item, side: int, crops: float, seed: str) -> list[Pixels] | str:
+    """The item's squares, or what is wrong with it."""
+    try:
+        image = decode(item.read(), least=0 if crops else 2 * side)
+        return views(image, side, crops, Random(seed))
+    except (OSError, ValueError, SyntaxError) as error:
+        return f"{item.name}: {error}"
+
+
+def open_store(
+    source: Joined,
+    side: int,
+    *,
+    crops: float = 0.0,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Store:
+    """The source's pictures at ``side`` pixels: from the cache, or decoded into it now (``progress`` is told).
+
+    Files that cannot be read are named in ``Store.broken``; if they are more than one per cent, a DataError says so.
+    """
+    key = f"{FORMAT}|{source.fingerprint()}|{source.names}|{side}|{crops}"
+    folder = (cache or cache_folder()) / f"{side}px-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not folder.exists():
+        _build(source, side, crops, folder, progress)
+    about = json.loads((folder / "about.json").read_text())
+    check_broken(about["broken"], about["seen"])
+    labels = np.load(folder / "labels.npy")
+    if not len(labels):
+        raise DataError("the data hold no picture that can be read")
+    pictures = np.memmap(folder / "pictures.u8", np.uint8, "r", shape=(len(labels), side, side, 3))
+    return Store(pictures, labels, source.names, tuple(about["broken"]))
+
+
+def _build(source: Joined, side: int, crops: float, folder: Path, progress: Callable[[int, int], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
+    temporary.mkdir()
+    try:
+        labels: list[int] = []
+        broken: list[str] = []
+        seen = 0
+        with open(temporary / "pictures.u8", "wb") as file, ThreadPoolExecutor() as pool:  # PIL decodes without the GIL
+            for chunk in _chunks(iter(source), 512):
+                seeds = (str(k) for k in range(seen, seen + len(chunk)))
+                results = pool.map(lambda item, seed: read_views(item, side, crops, seed), chunk, seeds)
+                for item, result in zip(chunk, results, strict=True):
+                    if isinstance(result, str):
+                        broken.append(result)
+                        continue
+                    for each in result:
+                        file.write(each.tobytes())
+                        labels.append(item.label)
+                seen += len(chunk)
+                progress(seen, len(source))
+        np.save(temporary / "labels.npy", np.array(labels, dtype=np.int64))
+        (temporary / "about.json").write_text(json.dumps({"seen": seen, "broken": broken}))
+        try:
+            temporary.rename(folder)
+        except OSError:  # another run built the same meanwhile
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    while chunk := list(islice(items, size)):
+        yield chunk
