@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpatch import fields
-from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin
+from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin, by_name
 from watch import CountWaits
 
 ALL = {
@@ -234,3 +234,14 @@ def test_perlin_cells_are_uniform_from_one_pixel_to_the_longer_side(generator, m
 
 def test_the_papers_reading_of_perlin_is_the_default():
     assert Perlin().times == "pixel"
+
+
+def test_samplers_by_name():
+    assert by_name("asyncpatch") == AsyncPatch()
+    assert by_name("perlin-picture") == Perlin(times="picture")
+    mixed = by_name("0.8 asyncpatch + 0.2 perlin-picture")
+    assert mixed == Mixture((AsyncPatch(), Perlin(times="picture")), (0.8, 0.2))
+    assert by_name("global + patchwise") == Mixture((Global(), Patchwise()), (1.0, 1.0))
+    for wrong in ("", "odd", "x asyncpatch", "0.5 0.5 global", "global +", "0.8"):
+        with pytest.raises(ValueError, match=r"time fields must be|must be a number"):
+            by_name(wrong)

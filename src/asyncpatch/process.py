@@ -104,3 +104,7 @@ class CosineVP(Process):
 
     def velocity(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return -self.sigma(t), self.alpha(t)
+
+
+PROCESSES: dict[str, type[RectifiedFlow] | type[CosineVP]] = {"rectified_flow": RectifiedFlow, "cosine": CosineVP}
+"""By the names that recipes and saved models use."""

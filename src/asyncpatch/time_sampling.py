@@ -205,3 +205,28 @@ class Mixture(TimeSampler):
             t = torch.where(pick < edge, t, sampler._sample(batch, height, width, generator, device))
             edge += weight
         return t
+
+
+def by_name(text: str) -> TimeSampler:
+    """A sampler from words: one name, or a mixture such as ``0.8 asyncpatch + 0.2 perlin-picture``."""
+    known: dict[str, TimeSampler] = {
+        "global": Global(),
+        "independent": Independent(),
+        "patchwise": Patchwise(),
+        "perlin": Perlin(),
+        "perlin-picture": Perlin(times="picture"),
+        "asyncpatch": AsyncPatch(),
+    }
+    samplers, weights = [], []
+    for part in text.split("+"):
+        *weight, name = part.split() or [""]
+        if name not in known or len(weight) > 1:
+            raise ValueError(
+                f"time fields must be of {', '.join(known)}, or a mixture '0.8 NAME + 0.2 NAME'; got {text!r}"
+            )
+        try:
+            weights.append(float(weight[0]) if weight else 1.0)
+        except ValueError:
+            raise ValueError(f"the weight of {name} must be a number, got {weight[0]!r}") from None
+        samplers.append(known[name])
+    return samplers[0] if len(samplers) == 1 else Mixture(tuple(samplers), tuple(weights))

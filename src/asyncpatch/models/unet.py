@@ -13,6 +13,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from asyncpatch import checks
 from asyncpatch.models.film import FiLM, rms_norm, time_features
@@ -259,7 +260,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
     def _run(self, layer: Layer, *args: Tensor) -> Tensor:
         if torch.is_grad_enabled() and self.gradient_checkpointing:
-            return self._gradient_checkpointing_func(layer, *args)
+            return checkpoint(layer, *args, use_reentrant=False)
         return layer(*args)
 
 
