@@ -1,0 +1,163 @@
+"""What a training run is told: one flat, frozen dataclass.
+
+It needs nothing but the standard library, so that the command line can list its fields at once.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+
+def setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train. ``asyncpatch.recipes`` returns these; ``dataclasses.replace`` changes them."""
+
+    # the network
+    resolution: int = setting(64, "side of the training pictures, in pixels")
+    width: int = setting(64, "channels at the first scale")
+    multipliers: tuple[int, ...] = setting((1, 2, 3, 4), "channels at each scale, in widths")
+    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks at each scale")
+    middle_blocks: int = setting(2, "residual blocks in the middle")
+    attention: int = setting(2, "at how many of the lowest scales there is self-attention")
+
+    # what it learns
+    process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
+    prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
+    bias: float = setting(2.0, "log-SNR that the loss weighs most (SiD2's b)")
+    times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "
+                         "asyncpatch, or a mixture such as '0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
+    label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
+    flips: bool = setting(True, "mirror half of the pictures")
+    crops: float = setting(0.0, "random squares of large pictures besides the whole: this many per further area")
+
+    # how it learns
+    steps: int = setting(100_000, "optimizer steps in all")
+    batch: int = setting(256, "pictures per step, of all processes together; 'auto' keeps it and finds --accumulate")
+    accumulate: int | Literal["auto"] = setting(1, "pieces in which a process takes its part; 'auto': as few as fit")
+    rate: float = setting(3e-4, "learning rate")
+    warmup: int = setting(1000, "steps over which the rate rises")
+    decay: float = setting(0.0, "share of the steps, at the end, over which the rate falls to 0")
+    betas: tuple[float, ...] = setting((0.9, 0.99), "Adam's two decay rates")
+    epsilon: float = setting(1e-12, "Adam's epsilon")
+    clip: float = setting(1.0, "largest norm of a gradient")
+    ema: float = setting(0.999, "decay of the averaged weights, which are what is kept")
+    snapshot_every: int = setting(0, "steps between snapshots for averages chosen afterwards; 0 for none")
+    seed: int = setting(0, "of weights, order, noise and time fields")
+
+    # on what machine
+    device: str = setting("auto", "auto, cuda, mps or cpu")
+    precision: Literal["auto", "bf16", "fp32"] = setting("auto", "of the network's arithmetic; weights are fp32")
+    compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile; auto: on a GPU")
+    checkpointing: bool = setting(False, "compute activations twice, to save memory")
+    shard: bool = setting(False, "spread the weights over the processes (FSDP2)")
+
+    # what one sees of it
+    log_every: int = setting(50, "steps between lines of the log")
+    save_every: int = setting(1000, "steps between checkpoints")
+    keep: int = setting(2, "checkpoints kept")
+    picture_every: int = setting(2000, "steps between sample and inpainting grids")
+
+    def __post_init__(self) -> None:
+        kinds = types_of(type(self))
+        for each in fields(self):
+            check(each.name, getattr(self, each.name), kinds[each.name])
+        whole = ("resolution", "width", "steps", "batch", "log_every", "save_every", "keep", "picture_every")
+        for name in whole:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("middle_blocks", "attention", "crops", "warmup", "snapshot_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.accumulate != "auto" and self.accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, or auto; got {self.accumulate}")
+        for name in ("rate", "clip", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("label_dropout", "decay", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if len(self.betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {self.betas}")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step (counted from 0): up over ``warmup``, level, down over the last ``decay``."""
+        up = (step + 1) / (self.warmup + 1)
+        down = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return self.rate * min(up, down, 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**values)
+
+    def changed(self, given: dict[str, str | int | float | bool | None]) -> Recipe:
+        """With what was given on a command line; None leaves a field as it is, texts are parsed."""
+        kinds = types_of(type(self))
+        values: dict[str, Any] = {
+            name: parse(name, value, kinds[name]) if isinstance(value, str) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        if values.get("batch") == "auto":  # the batch is part of the recipe; what must be found is how to fit it in
+            del values["batch"]
+            values["accumulate"] = "auto"
+        return replace(self, **values)
+
+
+def types_of(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """The words that a field may hold, if they are limited."""
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
+def check(name: str, value: object, kind: Any) -> None:
+    """``value`` is what the field's type says."""
+    if words := choices(kind):
+        good, want = value in words, f"one of {', '.join(words)}"
+    elif typing.get_origin(kind) in (typing.Union, types.UnionType):
+        good, want = value == "auto" or (isinstance(value, int) and not isinstance(value, bool)), "an integer or 'auto'"
+    elif typing.get_origin(kind) is tuple:
+        of = typing.get_args(kind)[0]
+        numbers = (int,) if of is int else (int, float)
+        good = isinstance(value, tuple) and bool(value) and all(isinstance(each, numbers) for each in value)
+        want = "numbers such as 1,2,4"
+    elif kind is float:
+        good, want = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+    else:
+        good, want = (
+            isinstance(value, kind) and (kind is bool or not isinstance(value, bool)),
+            f"of type {kind.__name__}",
+        )
+    if not good:
+        raise ValueError(f"{name} must be {want}, got {value!r}")
+
+
+def parse(name: str, text: str, kind: Any) -> Any:
+    """A field's value from the text of a command line."""
+    text = text.strip()
+    try:
+        if kind is str or choices(kind):
+            return text
+        if text == "auto":
+            return text
+        if typing.get_origin(kind) is tuple:
+            of = typing.get_args(kind)[0]
+            return tuple(of(each) for each in text.strip("()[] ").split(",") if each.strip())
+        if kind is bool:
+            return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
+        return float(text) if kind is float else int(text.replace("_", ""))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{name}: cannot read {text!r}") from error

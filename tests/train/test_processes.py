@@ -1,0 +1,162 @@
+"""The trainer as people start it: processes that are killed, stopped, started in pairs, or short of disk."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from asyncpatch.train import checkpoint
+from asyncpatch.train.watch import read_log
+from runs import TINY, losses
+
+OPTIONS = [
+    part
+    for name, value in TINY.to_dict().items()
+    for part in (
+        [f"--{'' if value else 'no-'}{name.replace('_', '-')}"]
+        if isinstance(value, bool)
+        else [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    )
+]
+
+
+def command(data, run, *more, processes=1):
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    return [*start, "asyncpatch", "train", "--recipe", "smoke", "--data", *data, "--out", str(run), *OPTIONS, *more]
+
+
+def ran(*args, **options):
+    return subprocess.run(command(*args, **options), capture_output=True, text=True, check=False)
+
+
+def same_end(one, two, step):
+    """Two runs have the same weights, Adam state and averages at a step, bit for bit."""
+    (a, _), (b, _) = (checkpoint.load(run / f"checkpoints/step-{step:08d}") for run in (one, two))
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def until(process, condition):
+    while not condition():
+        assert process.poll() is None, "it ended before it could be stopped"
+        time.sleep(0.01)
+
+
+def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(data, tmp_path):
+    """Killed twice (there is always a checkpoint being written, one a step), stopped once, and resumed each time."""
+    more = ["--steps", "60", "--save-every", "1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert ran(data, whole, *more).returncode == 0
+    for target, how in ((8, signal.SIGKILL), (25, signal.SIGKILL), (40, signal.SIGTERM)):
+        with subprocess.Popen(
+            command(data, parts, *more, "--resume"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            until(process, lambda target=target: len(read_log(parts)) >= target)
+            process.send_signal(how)
+            _, said = process.communicate()
+        if how == signal.SIGTERM:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert "SIGTERM: saved step" in said
+            step = int(said.split("saved step ")[1].split()[0])
+            assert checkpoint.step_of(checkpoint.all_in(parts / "checkpoints")[-1]) == step < 60
+        else:
+            assert process.returncode == -signal.SIGKILL
+            assert len(read_log(parts)) < 60
+    resumed = subprocess.run(  # the run's own folder says all that it takes
+        [sys.executable, "-m", "asyncpatch", "train", "--out", str(parts), "--resume"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "going on from" in resumed.stderr
+    assert losses(whole) == losses(parts)
+    assert same_end(whole, parts, 60)
+
+
+def test_two_processes_are_one_with_the_batch_of_both(data, tmp_path):
+    """By torchrun, with whole weights and with sharded ones (FSDP2); and a run may go on with another number."""
+    one, two, sharded = (tmp_path / name for name in ("one", "two", "sharded"))
+    assert ran(data, one).returncode == 0
+    for run, more in ((two, []), (sharded, ["--shard"])):
+        process = ran(data, run, *more, processes=2)
+        assert process.returncode == 0, process.stderr
+        assert "x 2" in process.stderr
+        assert process.stdout.count("done:") == 1
+        assert json.loads((run / "config.json").read_text())["processes"] == 2
+        assert list(losses(run).values()) == pytest.approx(list(losses(one).values()), rel=1e-5)
+        a, b = (checkpoint.load(each / "checkpoints/step-00000006")[0] for each in (one, run))
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-5), name
+    ended = ran(data, sharded, "--steps", "8", "--resume", "--no-shard")
+    assert ended.returncode == 0, ended.stderr
+    further = ran(data, one, "--steps", "8", "--resume")
+    assert further.returncode == 0
+    assert losses(sharded)[8] == pytest.approx(losses(one)[8], rel=1e-4)
+
+
+def test_a_batch_that_cannot_be_shared_is_said(data, tmp_path):
+    process = ran(data, tmp_path / "run", "--batch", "7", processes=2)
+    assert process.returncode != 0
+    assert "divide among 2 processes" in process.stderr
+
+
+def test_a_full_disk_stops_with_the_last_checkpoint_intact(data, tmp_path):
+    run = tmp_path / "run"
+    assert ran(data, run, "--steps", "2").returncode == 0
+
+    def small_files():  # no file above 100 kB can be written, as on a disk that is full
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    stopped = subprocess.run(
+        command(data, run, "--resume"), capture_output=True, text=True, check=False, preexec_fn=small_files
+    )
+    assert stopped.returncode == 1
+    assert "full" in stopped.stderr
+    assert "step-00000002" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    assert ran(data, run, "--resume").returncode == 0
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_shards_are_streamed_and_resumed(tmp_path):
+    import io
+    import tarfile
+
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    (tmp_path / "shards").mkdir()
+    for k in range(3):
+        with tarfile.open(tmp_path / f"shards/{k}.tar", "w") as tar:
+            for n in range(10):
+                file = io.BytesIO()
+                Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).save(file, "PNG")
+                info = tarfile.TarInfo(f"{n}.png")
+                info.size = file.tell()
+                file.seek(0)
+                tar.addfile(info, file)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert ran([str(tmp_path / "shards")], whole).returncode == 0
+    for _ in range(2):
+        ran([str(tmp_path / "shards")], parts, "--minutes", "0", "--resume")
+    assert list(losses(parts)) == [1, 2]
+    assert ran([str(tmp_path / "shards")], parts, "--resume").returncode == 0
+    assert losses(whole) == losses(parts)
+    assert same_end(whole, parts, 6)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert "ASYNCPATCH_CACHE" in os.environ

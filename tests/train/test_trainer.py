@@ -1,0 +1,349 @@
+"""The trainer, in one process: what it learns, what it draws, and how it stops."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from asyncpatch import oracle, recipes
+from asyncpatch.data.feed import Pictures
+from asyncpatch.models.denoiser import NetworkDenoiser
+from asyncpatch.models.folder import Model, relabelled
+from asyncpatch.models.unet import UNet
+from asyncpatch.process import RectifiedFlow
+from asyncpatch.protocols import Cond
+from asyncpatch.time_sampling import AsyncPatch
+from asyncpatch.train import checkpoint
+from asyncpatch.train.errors import Stopped, TrainingError
+from asyncpatch.train.trainer import Batch, Trainer, draw_batch, train
+from asyncpatch.train.watch import Watch
+from runs import TINY, losses, write_pictures
+
+# Losses of 20 steps as first computed (torch 2.13, CPU). They change only if training changes: say why when they do.
+GOLDEN = [
+    0.933035, 0.569241, 0.953496, 0.738842, 0.598232, 0.597053, 0.784307, 0.689987, 0.764461, 0.627401,
+    0.852454, 0.621165, 0.831845, 0.715711, 0.698752, 0.644616, 0.787095, 0.666090, 0.361650, 0.690343,
+]  # fmt: skip
+
+
+def trained(recipe, data, run, **options):
+    return train(recipe, data, run, quiet=True, **options)
+
+
+def test_golden_losses(data, tmp_path):
+    trained(replace(TINY, steps=20), data, tmp_path / "run")
+    assert list(losses(tmp_path / "run").values()) == pytest.approx(GOLDEN, rel=1e-4)
+
+
+def make_trainer(recipe, tmp_path, labels=2):
+    torch.manual_seed(0)
+    net = UNet(
+        width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks, attention=recipe.attention,
+        middle_blocks=recipe.middle_blocks, labels=labels,
+    )  # fmt: skip
+    model = Model(net, RectifiedFlow(), recipe.prediction, recipe.resolution, tuple("abcdef"[:labels]))
+    return Trainer(recipe, model, Accelerator(cpu=True), Watch(tmp_path, quiet=True))
+
+
+def some_batch(count=8, side=8):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, 3, side, side, generator=generator) * 2 - 1
+    noise = torch.randn(count, 3, side, side, generator=generator)
+    t = AsyncPatch().sample(count, side, side, generator=generator)
+    return Batch(x, torch.arange(count) % 2, t, noise)
+
+
+@pytest.mark.parametrize("prediction", ["v", "x", "eps"])
+def test_one_batch_is_learnt_by_heart(tmp_path, prediction):
+    recipe = replace(TINY, width=32, rate=3e-3, warmup=10, steps=300, decay=0.5, prediction=prediction)
+    trainer, batch = make_trainer(recipe, tmp_path), some_batch()
+    before = trainer.loss(trainer.net, batch).detach()
+    for _ in range(recipe.steps):
+        trainer.update(batch)
+    assert trainer.loss(trainer.net, batch).detach() < 0.05 * before
+
+
+def test_pieces_change_nothing(tmp_path):
+    batch = some_batch()
+    weights = []
+    for pieces in (1, 4):
+        trainer = make_trainer(replace(TINY, accumulate=pieces), tmp_path)
+        for _ in range(3):
+            trainer.update(batch)
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.parameters]))
+        assert trainer.meter[1] == 3
+    assert torch.allclose(*weights, atol=1e-5)
+
+
+def test_checkpointing_changes_nothing(tmp_path):
+    batch, gradients = some_batch(), []
+    for on in (False, True):
+        trainer = make_trainer(replace(TINY, checkpointing=on), tmp_path)
+        trainer.update(batch)  # the last layer starts at zero: only then does a gradient reach the others
+        trainer.loss(trainer.net, batch).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.parameters]))
+    assert gradients[0].norm() > 0
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+def test_what_is_drawn_for_a_batch():
+    levels = torch.arange(2000 * 4 * 4 * 3).remainder(256).to(torch.uint8).view(2000, 4, 4, 3)
+    pictures = Pictures(levels, torch.ones(2000, dtype=torch.long))
+    batch = draw_batch(TINY, pictures, 2000, slice(None), seed=1)
+    straight = levels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    same = (batch.x == straight).flatten(1).all(1)
+    mirrored = (batch.x == straight.flip(3)).flatten(1).all(1)
+    assert bool((same | mirrored).all())
+    assert same.float().mean() == pytest.approx(0.5, abs=0.05)
+    assert (batch.label == -1).float().mean() == pytest.approx(0.1, abs=0.03)
+    assert float(batch.noise.mean()) == pytest.approx(0, abs=0.02)
+    assert float(batch.noise.std()) == pytest.approx(1, abs=0.02)
+    assert batch.t.shape == (2000, 1, 4, 4)
+    plain = draw_batch(replace(TINY, flips=False, label_dropout=0.0), pictures, 2000, slice(None), seed=1)
+    assert torch.equal(plain.x, straight)
+    assert bool((plain.label == 1).all())
+    other = draw_batch(TINY, pictures, 2000, slice(None), seed=2)
+    assert not torch.equal(other.noise, batch.noise)
+    assert not torch.equal(other.t, batch.t)
+
+
+def test_rows_of_a_batch_are_drawn_as_in_the_whole():
+    """What makes two processes equal to one: noise, fields, flips and dropped labels do not depend on the share."""
+    levels = torch.randint(256, (8, 4, 4, 3), dtype=torch.uint8)
+    whole = draw_batch(TINY, Pictures(levels, torch.arange(8)), 8, slice(None), seed=1)
+    for rows in (slice(0, 4), slice(4, 8)):
+        part = draw_batch(TINY, Pictures(levels[rows], torch.arange(8)[rows]), 8, rows, seed=1)
+        assert all(torch.equal(a[rows], b) for a, b in zip(whole, part, strict=True))
+
+
+def test_a_run_leaves_what_it_promises(data, tmp_path):
+    run = tmp_path / "run"
+    recipe = replace(TINY, snapshot_every=3, picture_every=3)
+    assert trained(recipe, data, run) == run / "model"
+    config = json.loads((run / "config.json").read_text())
+    assert config["recipe"]["batch"] == 8
+    assert config["data"] == data
+    assert config["processes"] == 1
+    assert len(losses(run)) == 6
+    assert [checkpoint.step_of(path) for path in checkpoint.all_in(run / "checkpoints")] == [4, 6]
+    names = {path.name for path in (run / "pictures").iterdir()}
+    assert names == {f"{kind}-0000000{step}.png" for kind in ("samples", "inpainting") for step in (3, 6)}
+    assert len(list((run / "snapshots").iterdir())) == 4
+    assert list((run / "tensorboard").iterdir())
+    page = (run / "report.html").read_text()
+    for part in ("<polyline", "data:image/png", "held-out loss", "asyncpatch", "48"):
+        assert part in page
+    assert "http" not in page
+    model = Model.load(run / "model")
+    assert model.labels == ("dark", "light")
+    assert model.resolution == 8
+    tensors, _ = checkpoint.load(run / "checkpoints/step-00000006")
+    for name, value in model.net.state_dict().items():
+        assert torch.equal(value, tensors[f"average/ema/{name}"])
+
+
+def test_a_used_folder_is_not_overwritten(data, tmp_path):
+    trained(replace(TINY, steps=2), data, tmp_path / "run")
+    with pytest.raises(TrainingError, match="already holds a run"):
+        trained(replace(TINY, steps=2), data, tmp_path / "run")
+
+
+def test_time_that_is_over_stops_and_resumes_to_the_same_end(data, tmp_path):
+    trained(TINY, data, tmp_path / "whole")
+    for step in range(1, 6):  # each time it manages one step, then its time is over
+        with pytest.raises(Stopped, match=f"saved step {step} of 6") as stopped:
+            trained(TINY, data, tmp_path / "parts", minutes=0.0, resume=True)
+        assert stopped.value.code == 0
+    trained(TINY, data, tmp_path / "parts", minutes=0.0, resume=True)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    one, two = (checkpoint.load(tmp_path / name / "checkpoints/step-00000006")[0] for name in ("whole", "parts"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, capsys):
+    trained(TINY, data, tmp_path / "run")
+    first = losses(tmp_path / "run")
+    (tmp_path / "run/checkpoints/step-00000006/state.safetensors").write_bytes(b"damaged")
+    train(TINY, data, tmp_path / "run", resume=True)
+    said = capsys.readouterr().err
+    assert "step-00000006 cannot be read" in said
+    assert "going on from" in said
+    assert losses(tmp_path / "run") == first
+
+
+def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
+    run = tmp_path / "run"
+    trained(replace(TINY, steps=2), data, run)
+    with pytest.raises(TrainingError, match=r"(?s)no longer a number.*step-00000002.*lower --rate"):
+        trained(replace(TINY, steps=20, rate=1e30), data, run, resume=True)
+    tensors, facts = checkpoint.load(checkpoint.all_in(run / "checkpoints")[-1])
+    assert facts["step"] == 2
+    assert all(bool(value.isfinite().all()) for value in tensors.values())
+    trained(replace(TINY, steps=4), data, run, resume=True)
+    assert len(losses(run)) == 4
+
+
+@pytest.fixture
+def _small_memory(monkeypatch):
+    """Three pictures at a time fit, more do not."""
+    real = Trainer.loss
+
+    def loss(self, net, batch):
+        if len(batch.x) > 3 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, net, batch)
+
+    monkeypatch.setattr(Trainer, "loss", loss)
+
+
+@pytest.mark.usefixtures("_small_memory")
+def test_out_of_memory_says_which_number_to_change(data, tmp_path, capsys):
+    with pytest.raises(TrainingError, match=r"8 pictures at a time.*--accumulate from 1 to 2.*--batch auto"):
+        trained(TINY, data, tmp_path / "one")
+    train(replace(TINY, accumulate="auto"), data, tmp_path / "two")
+    assert "memory holds 2 pictures at a time: --accumulate 4" in capsys.readouterr().err
+    assert len(losses(tmp_path / "two")) == 6
+    with pytest.raises(TrainingError, match="even with 5 picture"):
+        trained(replace(TINY, batch=5, accumulate="auto"), data, tmp_path / "three")
+
+
+def test_fitting_a_batch_by_pieces_changes_nothing(data, tmp_path, monkeypatch):
+    trained(replace(TINY, accumulate=4), data, tmp_path / "told")
+    with monkeypatch.context() as patch:
+        real = Trainer.loss
+        patch.setattr(
+            Trainer, "loss",
+            lambda self, net, batch: real(self, net, batch) if len(batch.x) < 4 or not torch.is_grad_enabled()
+            else (_ for _ in ()).throw(torch.OutOfMemoryError("full")),
+        )  # fmt: skip
+        trained(replace(TINY, accumulate="auto"), data, tmp_path / "found")
+    assert losses(tmp_path / "told") == losses(tmp_path / "found")
+
+
+def test_a_compiler_that_fails_is_said_and_done_without(data, tmp_path, monkeypatch, capsys):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    real, calls = Trainer.update, []
+
+    def update(self, batch):
+        calls.append(bool(self.compiled))
+        if self.compiled:
+            raise BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
+        real(self, batch)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    train(replace(TINY, compile="on"), data, tmp_path / "run")
+    assert "torch.compile does not work here" in capsys.readouterr().err
+    assert calls == [True] + [False] * 6
+
+
+def test_a_device_that_is_missing_is_said(data, tmp_path):
+    with pytest.raises(TrainingError, match="there is only"):
+        trained(replace(TINY, device="mps" if torch.cuda.is_available() else "cuda"), data, tmp_path / "run")
+    with pytest.raises(TrainingError, match="several processes"):
+        trained(replace(TINY, shard=True), data, tmp_path / "run")
+
+
+def test_fine_tuning_keeps_what_is_known(data, tmp_path, capsys):
+    trained(TINY, data, tmp_path / "first")
+    old = Model.load(tmp_path / "first/model")
+    other = write_pictures(tmp_path / "other", classes=("light", "new"))
+    frozen = replace(TINY, steps=1, rate=1e-30, width=99, prediction="x")  # its network is that of the folder
+    train(frozen, [str(other)], tmp_path / "second", init=str(tmp_path / "first/model"))
+    new = Model.load(tmp_path / "second/model")
+    assert "knows 1 of the 2 classes" in capsys.readouterr().err
+    assert new.labels == ("light", "new")
+    assert new.prediction == "v"
+    z, t = torch.randn(1, 3, 8, 8), torch.rand(1, 1, 8, 8)
+
+    def answer(model, label):
+        with torch.no_grad():
+            return model.net(z, t, None if label is None else torch.tensor([label]))
+
+    assert torch.allclose(answer(new, 0), answer(old, 1), atol=1e-6)
+    assert torch.allclose(answer(new, 1), answer(old, None), atol=1e-6)
+    assert torch.allclose(answer(new, None), answer(old, None), atol=1e-6)
+    assert not torch.allclose(answer(old, 0), answer(old, 1), atol=1e-6)
+
+
+def test_relabelling_to_no_classes():
+    net = UNet(width=16, multipliers=(1,), blocks=(1,), middle_blocks=1, attention=0, labels=2)
+    bare = relabelled(net, ("a", "b"), ())
+    assert torch.equal(bare.label.weight, net.label.weight[-1:])
+
+
+def test_a_model_folder_holds_all_it_takes(tmp_path):
+    net = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0, labels=2)
+    Model(net, RectifiedFlow(), "eps", 8, ("a", "b")).save(tmp_path / "model")
+    back = Model.load(tmp_path / "model", dtype=torch.bfloat16)
+    assert isinstance(back.denoiser, NetworkDenoiser)
+    assert (back.prediction, back.resolution, back.labels) == ("eps", 8, ("a", "b"))
+    assert isinstance(back.process, RectifiedFlow)
+    assert next(back.net.parameters()).dtype == torch.bfloat16
+    assert not list((tmp_path / "model").rglob("*.bin"))
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        Model.load(tmp_path)
+
+
+def test_the_smoke_recipe_learns_what_can_be_learnt(tmp_path):
+    """Pictures are fields of Gaussian noise, for which the best possible answer is known.
+
+    What the untrained network loses against the exact denoiser, the trained one must have made good by nine tenths,
+    on pictures it has not seen: for AsyncPatch fields and where a square is to be filled into a known rest.
+    """
+    from PIL import Image
+
+    process, side = RectifiedFlow(), 16
+    exact = oracle.gaussian_field(process, side, side, length=3.0)
+
+    def draw(count, seed):
+        field = exact.draw(3 * count, generator=torch.Generator().manual_seed(seed))
+        return 0.3 * field.view(count, 3, side, side)
+
+    for k, x in enumerate(draw(2000, 0)):
+        levels = ((x.permute(1, 2, 0).clamp(-1, 1) + 1) * 127.5).round().byte().numpy()
+        (tmp_path / "data").mkdir(exist_ok=True)
+        Image.fromarray(levels).save(tmp_path / f"data/{k}.png")
+    recipe = replace(recipes.smoke(), device="cpu", picture_every=1000)
+    model = Model.load(trained(recipe, [str(tmp_path / "data")], tmp_path / "run"))
+
+    generator = torch.Generator().manual_seed(1)
+    hole = torch.zeros(100, 1, side, side)
+    hole[:, :, 4:12, 4:12] = torch.rand(100, 1, 1, 1, generator=generator)
+    t = torch.cat([AsyncPatch().sample(200, side, side, generator=generator), hole])
+    x = draw(300, 1)
+    z = process.diffuse(x, t, torch.randn(x.shape, generator=generator))
+    # the exact denoiser is that of fields of variance 1, one channel each: bring z to that scale at another time
+    best = torch.cat([_exact(exact, process, z[:, c : c + 1], t, 0.3) for c in range(3)], 1)
+    with torch.no_grad():
+        answer = model.denoiser(z, t, Cond(label=torch.full((300,), -1))).x
+    untrained = z  # the last layer starts at zero: v = 0
+    excess = [float((each - best).square()[rows].mean()) for rows in (slice(200), slice(200, 300))
+              for each in (answer, untrained)]  # fmt: skip
+    assert excess[0] < 0.1 * excess[1]
+    assert excess[2] < 0.1 * excess[3]
+
+
+def _exact(exact, process, z, t, scale):
+    """E[x | z] for x = scale * y with y from ``exact``: noise t/(1-t) on x is t/(1-t)/scale on y."""
+    ratio = t / (1 - t) / scale  # sigma / alpha as seen by y; at alpha = 0 nothing is known but the prior
+    s = torch.where(t < 1, ratio / (1 + ratio), 1.0)
+    w = torch.where(t < 1, z / (1 - t).clamp_min(1e-9) / scale * (1 - s), z)
+    return scale * exact(w, s).x
+
+
+def test_the_report_needs_no_run_to_be_finished(tmp_path):
+    from asyncpatch.train.report import write_report
+
+    config = {"recipe": {"steps": 10, "batch": 2, "times": "<b>"}, "data": ["a"]}
+    write_report(tmp_path, config, [])
+    assert "&lt;b&gt;" in (tmp_path / "report.html").read_text()
+    log = [{"step": k, "loss": 1 / k, "pictures_per_second": 1.0} for k in range(1, 3000)]
+    write_report(tmp_path, config, [*log, {"step": 3000, "held_out_loss": 0.1}])
+    page = (tmp_path / "report.html").read_text()
+    assert len(page) < 60_000
+    assert np.isfinite([float(part.split(",")[1]) for part in page.split('points="')[1].split('"')[0].split()]).all()
