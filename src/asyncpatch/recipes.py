@@ -1,7 +1,7 @@
 """Recipes: functions that return a ``Recipe``. Change one with ``dataclasses.replace``, or on the command line.
 
-The paper's two are for ImageNet at 64x64 and a million steps; it does not state the learning rate, warm-up and Adam's
-numbers, which are those of the public code that its method descends from (docs/deviations.md).
+The paper's two are for ImageNet at 64x64. It does not state the learning rate, warm-up and Adam's numbers, which are
+those of the public code that its method descends from (docs/deviations.md).
 """
 
 from __future__ import annotations

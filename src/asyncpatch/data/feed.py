@@ -199,13 +199,15 @@ class StreamedFeed:
     def _decode(self, items: list[Item]) -> list[tuple[Pixels, int]]:
         """The pictures that can be read, with their labels; the others are counted."""
         good = []
-        for item, result in zip(
-            items, self._decoding.map(lambda item: read_views(item, self.side, 0.0, ""), items), strict=True
+        parts = [items[k : k + 32] for k in range(0, len(items), 32)]  # or handing them out would cost
+        for part, results in zip(
+            parts, self._decoding.map(lambda part: [read_views(item, self.side) for item in part], parts), strict=True
         ):
-            if isinstance(result, str):
-                self.broken.append(result)
-            else:
-                good.append((result[0], item.label))
+            for item, result in zip(part, results, strict=True):
+                if isinstance(result, str):
+                    self.broken.append(result)
+                else:
+                    good.append((result[0], item.label))
         self.seen += len(items)
         return good
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 
 import numpy as np
@@ -20,21 +22,30 @@ def decode(data: bytes, *, least: int = 0) -> Image.Image:
     A JPEG may come back reduced, with the shorter side no less than ``least`` pixels, which is much quicker; 0 asks
     for full size. Raises an OSError, ValueError or SyntaxError for what is no whole picture.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # oddities of a file's metadata
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            image: Image.Image = Image.open(io.BytesIO(data))
-            if least:
-                image.draft("RGB", (least, least))
-            image.load()
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise ValueError(str(error)) from error
-        image = ImageOps.exif_transpose(image)
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(str(error)) from error
+    if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:  # where PIL only warns
+        raise ValueError(f"{image.width} x {image.height} pixels could be a decompression bomb")
+    if least:
+        image.draft("RGB", (least, least))
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
     return _rgb(image)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings of oddities in files. Around a whole set, not one file: it is not for many threads at once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         levels = np.asarray(image).astype(np.float64)  # grey, of 16 bits where a file states no more
         top = 1.0 if image.mode == "F" and levels.max(initial=0.0) <= 1.0 else 65535.0
@@ -60,16 +71,21 @@ def random_square(image: Image.Image, side: int, random: Random) -> Pixels:
 
 
 def _scaled(image: Image.Image, left: int, top: int, crop: int, side: int) -> Pixels:
+    if image.size == (side, side) == (crop, crop):
+        return np.asarray(image, dtype=np.uint8)
     how = Image.Resampling.BOX if crop >= side else Image.Resampling.BICUBIC
     scaled = image.resize((side, side), how, box=(left, top, left + crop, top + crop))
     return np.asarray(scaled, dtype=np.uint8)
 
 
-def views(image: Image.Image, side: int, crops: float, random: Random) -> list[Pixels]:
+def views(image: Image.Image, side: int, crops: float, seed: int = 0) -> list[Pixels]:
     """The whole picture and, where it is larger than ``side``, random squares of it.
 
     ``crops`` is how many there are per picture's worth of further area: of a picture twice as large as ``side``
     about ``crops``, of one four times as large nine times that.
     """
     further = round(crops * max(min(image.size) / side - 1.0, 0.0) ** 2)
+    if not further:
+        return [square(image, side)]
+    random = Random(seed)
     return [square(image, side), *(random_square(image, side, random) for _ in range(further))]

@@ -10,17 +10,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpatch.data.pictures import Pixels, decode, views
+from asyncpatch.data.pictures import Pixels, decode, quietly, views
 from asyncpatch.data.sources import DataError, Item, Joined
 
 FORMAT = 1
@@ -59,11 +58,11 @@ def check_broken(broken: list[str], seen: int) -> None:
         )
 
 
-def read_views(item: Item, side: int, crops: float, seed: str) -> list[Pixels] | str:
+def read_views(item: Item, side: int, crops: float = 0.0, seed: int = 0) -> list[Pixels] | str:
     """The item's squares, or what is wrong with it."""
     try:
         image = decode(item.read(), least=0 if crops else 2 * side)
-        return views(image, side, crops, Random(seed))
+        return views(image, side, crops, seed)
     except (OSError, ValueError, SyntaxError) as error:
         return f"{item.name}: {error}"
 
@@ -101,18 +100,19 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
         labels: list[int] = []
         broken: list[str] = []
         seen = 0
-        with open(temporary / "pictures.u8", "wb") as file, ThreadPoolExecutor() as pool:  # PIL decodes without the GIL
-            for chunk in _chunks(iter(source), 512):
-                seeds = (str(k) for k in range(seen, seen + len(chunk)))
-                results = pool.map(lambda item, seed: read_views(item, side, crops, seed), chunk, seeds)
-                for item, result in zip(chunk, results, strict=True):
-                    if isinstance(result, str):
-                        broken.append(result)
-                        continue
-                    for each in result:
-                        file.write(each.tobytes())
-                        labels.append(item.label)
-                seen += len(chunk)
+        with open(temporary / "pictures.u8", "wb") as file, quietly(), ThreadPoolExecutor() as pool:
+            numbered = enumerate(source)
+            while several := [part for _ in range(16) if (part := list(islice(numbered, 32)))]:
+                # PIL decodes without the GIL, so threads do; a few dozen pictures at a time, or handing them out costs
+                for decoded in pool.map(lambda part: [_read(each, side, crops) for each in part], several):
+                    for item, result in decoded:
+                        seen += 1
+                        if isinstance(result, str):
+                            broken.append(result)
+                            continue
+                        for each in result:
+                            file.write(each.tobytes())
+                            labels.append(item.label)
                 progress(seen, len(source))
         np.save(temporary / "labels.npy", np.array(labels, dtype=np.int64))
         (temporary / "about.json").write_text(json.dumps({"seen": seen, "broken": broken}))
@@ -125,6 +125,6 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    while chunk := list(islice(items, size)):
-        yield chunk
+def _read(numbered: tuple[int, Item], side: int, crops: float) -> tuple[Item, list[Pixels] | str]:
+    number, item = numbered
+    return item, read_views(item, side, crops, number)
