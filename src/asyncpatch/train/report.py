@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +61,24 @@ def _table(values: dict[str, Any]) -> str:
 
 
 def _curve(train: list[tuple[float, float]], held: list[tuple[float, float]]) -> str:
-    """Loss against step; the vertical axis leaves out the first twentieth, where the loss falls from its height."""
-    settled = sorted(loss for _, loss in train[len(train) // 20 :] + held)
-    low, high = settled[0], settled[-1]
-    margin = 0.05 * (high - low) or 1e-6
-    low, high = low - margin, high + margin
+    """Loss, on a logarithmic scale, against step."""
+    seen = [math.log(max(loss, 1e-12)) for _, loss in train + held]
+    margin = 0.05 * (max(seen) - min(seen)) or 1e-3
+    low, high = min(seen) - margin, max(seen) + margin
     end = max(step for step, _ in train + held)
 
     def place(step: float, loss: float) -> tuple[float, float]:
         x = LEFT + (WIDTH - LEFT) * step / end
-        share = min(max((loss - low) / (high - low), 0.0), 1.0)
-        return x, (HEIGHT - BELOW) * (1.0 - share)
+        return x, (HEIGHT - BELOW) * (high - math.log(max(loss, 1e-12))) / (high - low)
 
     def line(points: list[tuple[float, float]], kind: str) -> str:
         joined = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         return f'<polyline class="{kind}" points="{joined}"/>'
 
     parts = [line(_thinned(train), "train"), line(held, "held")]
+    parts += ['<circle class="held" cx="{:.1f}" cy="{:.1f}" r="2"/>'.format(*place(*point)) for point in held]
     for k in range(5):
-        step, loss = end * k / 4, low + (high - low) * k / 4
+        step, loss = end * k / 4, math.exp(low + (high - low) * k / 4)
         x, y = place(step, loss)
         anchor = "start" if k == 0 else "end" if k == 4 else "middle"
         parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step:,.0f}</text>')

@@ -479,7 +479,7 @@ def _prepare_run(
     if accelerator.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
         config = {"asyncpatch": asyncpatch.__version__, "torch": torch.__version__, "data": list(data), "init": init,
-                  "device": str(accelerator.device), "processes": accelerator.num_processes,
+                  "ran_on": str(accelerator.device), "processes": accelerator.num_processes,
                   "recipe": recipe.to_dict()}  # fmt: skip
         fresh = run / f".{CONFIG}"
         fresh.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,161 @@
+"""How near a picture comes to another, and whether a filled hole shows.
+
+    (1)  LPIPS        sum_l mean_pixels sum_c w_lc (f_lc(x) - f_lc(y))^2, f_l the features of layer l of an AlexNet,
+                      scaled to length 1 at each of their pixels; w_l >= 0 the published weights, version 0.1
+    (2)  PSNR         10 log10(2^2 / MSE), MSE the mean over the hole's pixels and all channels
+    (3)  seam ratio   mean |x_i - x_j| over pairs of neighbours across the hole's border,
+                      divided by the mean over pairs inside it
+
+Pictures are in [-1, 1], and every metric gives one number per picture, [B]. None reads a value back from the device:
+what is not determined (an empty hole) is NaN, so that a mean over a set shows it, and ``nanmean`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncpatch import checks
+
+LPIPS_VARIABLE = "ASYNCPATCH_LPIPS"
+"""The environment variable that names the file of LPIPS's weights."""
+
+_DATA_RANGE = 2.0  # from -1 to 1
+
+
+class LPIPS(nn.Module):
+    """Perceptual distance of two pictures, equation (1), with AlexNet as the backbone.
+
+    ``weights`` are as in the file: ``net.features.N.weight`` and ``.bias``, the convolutions as torchvision numbers
+    them, and ``lin0.model.1.weight`` to ``lin4...``, the heads. ``LPIPS.load()`` reads them.
+
+    Pictures are compared at the size they have. Those below 64 pixels are *not* enlarged, as some evaluations do:
+    distances at different sizes are not comparable. Below ``smallest`` pixels nothing is left for the last layers.
+    """
+
+    smallest = 31
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.features = nn.Sequential(  # the numbers in here are torchvision's, hence the plain layers in a row
+            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+        )
+        self.heads = nn.ParameterList(torch.empty(1, channels, 1, 1) for channels in (64, 192, 384, 256, 256))
+        # the mean and deviation of ImageNet, in [-1, 1], with the digits that the heads were trained with
+        self.register_buffer("mean", torch.tensor([-0.030, -0.088, -0.188]).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor([0.458, 0.448, 0.450]).view(1, 3, 1, 1), persistent=False)
+        self.load_state_dict(_renamed(weights, self.state_dict()))
+        self.requires_grad_(False)
+
+    @classmethod
+    def load(cls, path: Path | str | None = None) -> LPIPS:
+        """With the weights of a safetensors file: ``path``, or the one that $ASYNCPATCH_LPIPS names."""
+        named = path if path is not None else os.environ.get(LPIPS_VARIABLE)
+        if not named or not Path(named).is_file():
+            came = f"there is no file {named}" if named else f"no path was given and {LPIPS_VARIABLE} is not set"
+            raise FileNotFoundError(
+                f"LPIPS needs its weights, but {came}. Pass the path of a safetensors file, or name it in the "
+                f"environment variable {LPIPS_VARIABLE}. It holds torchvision's AlexNet (net.features.0.weight, ...) "
+                "and the heads of the PyPI package lpips, lpips/weights/v0.1/alex.pth (lin0.model.1.weight, ...)."
+            )
+        return cls(load_file(named))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The distances [B] of pictures x and y, both [B, 3, H, W] in [-1, 1]: 0 for equal ones."""
+        checks.canvas("x", x)
+        checks.canvas("y", y)
+        checks.same_shape("y", y, "x", x)
+        if x.shape[1] != 3:
+            hint = "; of grey pictures: x.expand(-1, 3, -1, -1)" if x.shape[1] == 1 else ""
+            raise ValueError(f"x must have 3 channels for LPIPS, got {checks.shape_of(x)}{hint}")
+        if min(x.shape[2:]) < self.smallest:
+            raise ValueError(
+                f"x must be at least {self.smallest} pixels high and wide for LPIPS, got {checks.shape_of(x)}"
+            )
+        h = torch.cat([x, y]).to(self.heads[0].dtype)
+        h = (h - self.get_buffer("mean")) / self.get_buffer("deviation")
+        distance = h.new_zeros(len(x))
+        heads = iter(self.heads)
+        for layer in self.features:
+            h = layer(h)
+            if isinstance(layer, nn.ReLU):
+                of_x, of_y = functional.normalize(h, dim=1, eps=1e-10).chunk(2)
+                distance = distance + (next(heads) * (of_x - of_y).square()).sum(1).mean((1, 2))
+        return distance
+
+
+def _renamed(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file's weights under this module's names; an error names what is missing or of another shape."""
+    found = {}
+    for name, like in wanted.items():
+        kind, number, *rest = name.split(".")
+        there = f"lin{number}.model.1.weight" if kind == "heads" else ".".join(["net.features", number, *rest])
+        if there not in weights or weights[there].shape != like.shape:
+            came = checks.shape_of(weights[there]) if there in weights else "nothing of that name"
+            raise ValueError(f"weights must hold {there} of shape {list(like.shape)} for LPIPS, got {came}")
+        found[name] = weights[there]
+    return found
+
+
+def psnr_in_hole(x: Tensor, y: Tensor, hole: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio inside the hole in dB, equation (2): [B] for pictures [B, C, H, W].
+
+    ``hole`` is [B, 1, H, W] or broadcasts to it; grey pixels count by their value. Equal pictures give infinity, an
+    empty hole NaN.
+    """
+    checks.canvas("x", x)
+    checks.canvas("y", y)
+    checks.same_shape("y", y, "x", x)
+    hole = _spread(hole, x)
+    error = (x.float() - y.float()).square().mean(1, keepdim=True)
+    return 10.0 * torch.log10(_DATA_RANGE**2 / _mean(error, hole))
+
+
+def seam_ratio(x: Tensor, hole: Tensor) -> Tensor:
+    """How much the hole's border shows, equation (3): [B] for pictures [B, C, H, W].
+
+    About 1 where the picture goes on across the border as it does inside; well above 1 is a visible seam. Pairs are
+    neighbours beside and below each other, and their difference is the mean over channels. In a soft hole a pair is
+    across the border by the difference of its two values, and inside by the smaller of them.
+
+    A flat inside with a step at its border gives infinity (so report the median); a hole without a border, without a
+    pair of neighbours inside, or in an entirely flat picture, NaN.
+    """
+    checks.canvas("x", x)
+    hole = _spread(hole, x)
+    steps, across, inside = [], [], []
+    for dim in (2, 3):
+        length = x.shape[dim] - 1
+        steps.append(x.float().diff(dim=dim).abs().mean(1).flatten(1))
+        across.append(hole.diff(dim=dim).abs().flatten(1))
+        inside.append(torch.minimum(hole.narrow(dim, 0, length), hole.narrow(dim, 1, length)).flatten(1))
+    step = torch.cat(steps, 1)
+    return _mean(step, torch.cat(across, 1)) / _mean(step, torch.cat(inside, 1))
+
+
+def _spread(hole: Tensor, x: Tensor) -> Tensor:
+    """The hole checked, as float32 [B, 1, H, W]."""
+    checks.times("hole", hole, x)
+    return hole.to(x.device, torch.float32).expand(len(x), 1, *x.shape[2:])
+
+
+def _mean(value: Tensor, weight: Tensor) -> Tensor:
+    """Weighted means [B]. Without any weight: 0 / 0, which is NaN."""
+    return (value * weight).flatten(1).sum(1) / weight.flatten(1).sum(1)

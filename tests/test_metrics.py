@@ -1,0 +1,260 @@
+"""Metrics: each against its formula, written out by hand or in other words; LPIPS against published numbers too."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from asyncpatch.data.masks import holes
+from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE, psnr_in_hole, seam_ratio
+
+SHARED = Path(__file__).parents[2] / "shared" / "weights"  # lies beside the repository where the project is developed
+CONVOLUTIONS = {0: (64, 3, 11, 4, 2), 3: (192, 64, 5, 1, 2), 6: (384, 192, 3, 1, 1), 8: (256, 384, 3, 1, 1)}
+CONVOLUTIONS[10] = (256, 256, 3, 1, 1)  # number in torchvision: channels out, in, kernel, stride, padding
+
+
+@pytest.fixture(scope="module")
+def weights():
+    """Random weights in the file's layout, with heads that are not negative, as the published ones."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for head, (number, (out, into, kernel, _, _)) in enumerate(CONVOLUTIONS.items()):
+        scale = (2 / (into * kernel**2)) ** 0.5
+        found[f"net.features.{number}.weight"] = scale * torch.randn(out, into, kernel, kernel, generator=generator)
+        found[f"net.features.{number}.bias"] = 0.1 * torch.randn(out, generator=generator)
+        found[f"lin{head}.model.1.weight"] = torch.rand(1, out, 1, 1, generator=generator)
+    return found
+
+
+@pytest.fixture
+def pictures(generator):
+    return torch.rand(2, 5, 3, 40, 48, generator=generator) * 2 - 1
+
+
+def test_lpips_is_zero_for_equal_pictures_symmetric_and_not_negative(weights, pictures):
+    distance, (x, y) = LPIPS(weights), pictures
+    assert (distance(x, x) == 0).all()
+    assert distance(x, y).shape == (5,)
+    assert (distance(x, y) > 0).all()
+    assert torch.allclose(distance(x, y), distance(y, x))
+    near, far = (distance(x, torch.lerp(x, y, amount)) for amount in (0.1, 0.5))
+    assert (near < far).all()
+
+
+def test_lpips_of_a_picture_does_not_depend_on_its_batch(weights, pictures):
+    distance, (x, y) = LPIPS(weights), pictures
+    for k, value in enumerate(distance(x, y)):
+        assert torch.allclose(distance(x[k : k + 1], y[k : k + 1])[0], value, rtol=1e-4)
+
+
+def test_lpips_by_its_formula(weights, pictures):
+    def features(picture):
+        red, green, blue = picture
+        # (p + 1) / 2 brings a picture to [0, 1], where ImageNet has these means and deviations
+        scaled = [
+            ((channel + 1) / 2 - mean) / deviation
+            for channel, mean, deviation in zip(
+                (red, green, blue), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True
+            )
+        ]
+        h = torch.stack(scaled)[None]
+        for number, (_, _, _, stride, padding) in CONVOLUTIONS.items():
+            if number in (3, 6):
+                h = functional.max_pool2d(h, 3, 2)
+            weight, bias = (weights[f"net.features.{number}.{name}"] for name in ("weight", "bias"))
+            h = functional.conv2d(h, weight, bias, stride, padding).clamp(min=0)
+            yield h[0]
+
+    distance, (x, y) = LPIPS(weights), pictures
+    wanted = 0.0
+    for head, (f, g) in enumerate(zip(features(x[0]), features(y[0]), strict=True)):
+        f, g = (h / h.square().sum(0).sqrt() for h in (f, g))
+        per_pixel = torch.einsum("chw,c->hw", (f - g) ** 2, weights[f"lin{head}.model.1.weight"].flatten())
+        wanted += float(per_pixel.mean())
+    assert float(distance(x, y)[0]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_lpips_takes_any_precision_and_has_nothing_to_train(weights, pictures):
+    distance, (x, y) = LPIPS(weights), pictures
+    assert distance(x.double(), y.double()).dtype == torch.float32
+    assert torch.allclose(distance(x.bfloat16(), y.bfloat16()), distance(x, y), rtol=0.02)
+    assert not any(parameter.requires_grad for parameter in distance.parameters())
+
+
+def test_lpips_at_its_smallest_size(weights):
+    x, y = torch.zeros(1, 3, 31, 31), torch.ones(1, 3, 31, 31)
+    assert LPIPS(weights)(x, y) > 0
+    with pytest.raises(
+        ValueError, match=r"x must be at least 31 pixels high and wide for LPIPS, got .*\[1, 3, 30, 64\]"
+    ):
+        LPIPS(weights)(torch.zeros(1, 3, 30, 64), torch.zeros(1, 3, 30, 64))
+
+
+def test_lpips_reads_its_file_from_a_path_or_the_environment(weights, pictures, tmp_path, monkeypatch):
+    path = tmp_path / "lpips.safetensors"
+    save_file(weights, path)
+    wanted = LPIPS(weights)(*pictures)
+    monkeypatch.delenv(LPIPS_VARIABLE, raising=False)
+    assert torch.equal(LPIPS.load(path)(*pictures), wanted)
+    with pytest.raises(FileNotFoundError, match=r"no path was given and ASYNCPATCH_LPIPS is not set\. Pass the path"):
+        LPIPS.load()
+    with pytest.raises(FileNotFoundError, match=r"there is no file nowhere\.safetensors"):
+        LPIPS.load("nowhere.safetensors")
+    monkeypatch.setenv(LPIPS_VARIABLE, str(path))
+    assert torch.equal(LPIPS.load()(*pictures), wanted)
+    monkeypatch.setenv(LPIPS_VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone"):
+        LPIPS.load()
+
+
+def test_lpips_refuses_other_weights(weights):
+    missing = {name: value for name, value in weights.items() if name != "lin3.model.1.weight"}
+    with pytest.raises(ValueError, match=r"weights must hold lin3.model.1.weight of shape \[1, 256, 1, 1\].*nothing"):
+        LPIPS(missing)
+    with pytest.raises(ValueError, match=r"net.features.0.bias of shape \[64\] for LPIPS, got shape \[3\]"):
+        LPIPS({**weights, "net.features.0.bias": torch.zeros(3)})
+
+
+def published():
+    """The published weights and the folder of pictures to check them with, or why they are not there."""
+    path = Path(os.environ.get(LPIPS_VARIABLE) or SHARED / "lpips-alex.safetensors")
+    if not path.is_file():
+        pytest.skip(f"no LPIPS weights: {LPIPS_VARIABLE} names no file, and there is no {path}")
+    for folder in (path.parent / "lpips-check", SHARED / "lpips-check"):
+        if folder.is_dir():
+            return path, folder
+    pytest.skip(f"no pictures to check LPIPS with: there is no folder lpips-check beside {path}")
+
+
+def test_lpips_gives_the_published_distances():
+    path, folder = published()
+    reference, first, second = (
+        torch.from_numpy(np.array(Image.open(folder / f"ex_{name}.png").convert("RGB"))).permute(2, 0, 1) / 127.5 - 1
+        for name in ("ref", "p0", "p1")
+    )
+    found = LPIPS.load(path)(torch.stack([reference, reference]), torch.stack([first, second]))
+    assert found.tolist() == pytest.approx([0.722, 0.138], abs=5e-4)
+
+
+def test_psnr_counts_the_hole_alone():
+    x = torch.zeros(1, 3, 4, 4)
+    hole = torch.zeros(1, 1, 4, 4)
+    hole[..., :2] = 1
+    y = torch.where(hole == 1, 0.2, 1.0).expand_as(x)
+    assert float(psnr_in_hole(x, y, hole)) == pytest.approx(20.0)  # 10 log10(4 / 0.04)
+    assert float(psnr_in_hole(x, y, 1 - hole)) == pytest.approx(10 * math.log10(4))
+
+
+def test_psnr_is_the_mean_over_channels_and_of_each_picture():
+    x = torch.zeros(2, 3, 4, 4)
+    y = x.clone()
+    y[0, 0] = 0.3  # 0.09 / 3 over the channels
+    y[1] = -0.4
+    found = psnr_in_hole(x, y, torch.ones(1, 1, 1, 1))
+    assert found.tolist() == pytest.approx([10 * math.log10(4 / 0.03), 10 * math.log10(4 / 0.16)])
+
+
+def test_soft_holes_weigh():
+    y = torch.tensor([0.4, 0.2, 7.0]).view(1, 1, 1, 3)
+    hole = torch.tensor([0.5, 1.0, 0.0]).view(1, 1, 1, 3)
+    wanted = 10 * math.log10(4 / ((0.5 * 0.16 + 1.0 * 0.04) / 1.5))
+    assert float(psnr_in_hole(torch.zeros(1, 1, 1, 3), y, hole)) == pytest.approx(wanted)
+
+
+def test_psnr_of_equal_pictures_and_of_empty_holes():
+    x, hole = torch.zeros(2, 3, 4, 4), torch.ones(2, 1, 4, 4)
+    hole[1] = 0
+    same, empty = psnr_in_hole(x, x, hole).tolist()
+    assert same == math.inf
+    assert math.isnan(empty)
+
+
+def test_seam_ratio_by_hand():
+    x = torch.tensor([[0.0, 0.0, 0.5, 0.6, 0.7, 0.3], [0.0, 0.0, 0.5, 0.6, 0.7, 0.3]])[None, None]
+    hole = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0]).view(1, 1, 1, 6)
+    # across: 0.5 and 0.4 in both rows; inside: 0.1 four times, and three pairs one below the other that are equal
+    assert float(seam_ratio(x, hole)) == pytest.approx(0.45 / (0.4 / 7), rel=1e-4)
+    assert float(seam_ratio(x.transpose(2, 3), hole.transpose(2, 3))) == pytest.approx(0.45 / (0.4 / 7), rel=1e-4)
+    assert torch.allclose(seam_ratio(torch.cat([x, x, x], 1), hole), seam_ratio(x, hole))
+
+
+@pytest.mark.parametrize("kind", ["square", "extrema"])
+def test_a_smooth_continuation_has_no_seam(kind):
+    """On a ramp every neighbour differs as much as every other, so that nothing shows whatever the hole."""
+    y, x = torch.meshgrid(torch.linspace(-1, 0, 32), torch.linspace(0, 1, 32), indexing="ij")
+    hole = holes(kind, range(8), 32, 32)
+    smooth = (x + y).expand(8, 3, 32, 32)
+    assert torch.allclose(seam_ratio(smooth, hole), torch.ones(8), rtol=1e-3)
+    assert torch.allclose(seam_ratio(smooth, holes("wide", range(8), 32, 32)), torch.ones(8), rtol=1e-3)
+    # a step of 0.5 at the border, on 1/31 from pixel to pixel: 15.5 times that, up or down by the slope itself
+    stepped = seam_ratio(smooth + 0.5 * hole, hole)
+    assert (stepped > 14).all()
+    assert (stepped < 17).all()
+
+
+def test_noise_that_goes_on_across_the_border_has_no_seam(generator):
+    x = torch.randn(16, 3, 64, 64, generator=generator) * 0.2
+    hole = holes("square", range(16), 64, 64)
+    assert torch.allclose(seam_ratio(x, hole), torch.ones(16), atol=0.1)
+    assert (seam_ratio(x + hole, hole) > 3).all()
+    assert (seam_ratio(x * (1 - hole), 1 - hole) < 0.9).all()  # noise inside, flat outside: less at the border
+
+
+def test_a_soft_border_is_weighed_by_its_steps():
+    x = torch.tensor([0.0, 0.1, 0.5, 0.7]).view(1, 1, 1, 4)
+    hole = torch.tensor([0.0, 0.25, 1.0, 1.0]).view(1, 1, 1, 4)
+    across = (0.25 * 0.1 + 0.75 * 0.4) / (0.25 + 0.75)
+    inside = (0.25 * 0.4 + 1.0 * 0.2) / (0.25 + 1.0)
+    assert float(seam_ratio(x, hole)) == pytest.approx(across / inside)
+
+
+def test_seam_ratios_that_are_not_determined():
+    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    pixel = torch.zeros(1, 1, 8, 8)
+    pixel[..., 4, 4] = 1
+    square = holes("square", [0], 8, 8)
+    for picture, hole in ((x, torch.ones(1, 1, 8, 8)), (x, torch.zeros(1, 1, 8, 8)), (x, pixel), (0 * x, square)):
+        assert seam_ratio(picture, hole).isnan().all()
+    assert seam_ratio(square, square).item() == math.inf
+
+
+def test_holes_may_be_boolean(generator):
+    x, y = torch.rand(2, 3, 3, 16, 16, generator=generator)
+    hole = holes("wide", range(3), 16, 16)
+    assert torch.equal(psnr_in_hole(x, y, hole.bool()), psnr_in_hole(x, y, hole))
+    assert torch.equal(seam_ratio(x, hole.bool()), seam_ratio(x, hole))
+
+
+X, HOLE = torch.zeros(2, 3, 8, 8), torch.ones(2, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda _: psnr_in_hole(X, X[:1], HOLE),
+            r"y must have the shape of x, \[2, 3, 8, 8\], got shape \[1, 3, 8, 8\]",
+        ),
+        (lambda _: psnr_in_hole(X[0], X, HOLE), "x must be a floating-point tensor"),
+        (lambda _: psnr_in_hole(X, X, X), "hole must be one value per token"),
+        (lambda _: psnr_in_hole(X, X, 255 * HOLE), r"hole must lie in \[0, 1\]"),
+        (lambda _: psnr_in_hole(X, X, HOLE[..., :4]), r"hole must broadcast to \[2, 1, 8, 8\]"),
+        (lambda _: seam_ratio(X, HOLE[:, 0]), "hole must be a tensor that broadcasts"),
+        (lambda _: seam_ratio(X.byte(), HOLE), "x must be a floating-point tensor"),
+        (
+            lambda lpips: lpips(X[:, :1], X[:, :1]),
+            r"x must have 3 channels for LPIPS, got .*; of grey pictures: x.expand",
+        ),
+        (lambda lpips: lpips(X, X[:1]), "y must have the shape of x"),
+        (lambda lpips: lpips(X, X), "x must be at least 31 pixels"),
+    ],
+)
+def test_bad_arguments_are_named(call, words, weights):
+    with pytest.raises(ValueError, match=words):
+        call(LPIPS(weights))
