@@ -73,3 +73,26 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch):
     again = run("average", str(tmp_path / "run"), "-o", str(tmp_path / "wide"))
     assert again.exit_code == 2
     assert "exists already" in again.output
+
+
+def test_an_average_is_what_was_asked_for(tmp_path, monkeypatch):
+    import torch
+
+    from asyncpatch.models.folder import Model
+    from asyncpatch.train.average import rebuild
+
+    monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    options = ["--steps", "4", "--batch", "4", "--width", "16", "--attention", "0", "--device", "cpu", "--rate", "0.01"]
+    options += ["--snapshot-every", "1", "--picture-every", "100"]
+    assert (
+        run("train", "--recipe", "smoke", "--data", "shapes", "--out", str(tmp_path / "run"), *options).exit_code == 0
+    )
+    for sigma, step in ((0.05, 4), (0.2, 4), (0.2, 2)):
+        out = tmp_path / f"{sigma}-{step}"
+        made = run("average", str(tmp_path / "run"), "-o", str(out), "--sigma", str(sigma), "--step", str(step))
+        assert made.exit_code == 0
+        wanted = rebuild(tmp_path / "run/snapshots", sigma, step)["conv_in.weight"]
+        assert torch.allclose(Model.load(out).net.state_dict()["conv_in.weight"], wanted)
+    weights = [Model.load(tmp_path / name).net.state_dict()["conv_in.weight"] for name in ("0.05-4", "0.2-4", "0.2-2")]
+    assert not torch.allclose(weights[0], weights[1])
+    assert not torch.allclose(weights[1], weights[2])

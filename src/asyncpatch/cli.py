@@ -68,11 +68,12 @@ def _train(
     On several GPUs: python -m torch.distributed.run --nproc-per-node 8 -m asyncpatch train ...
     """
     from asyncpatch.data.sources import DataError
-    from asyncpatch.train import trainer
+    from asyncpatch.train import run as running
     from asyncpatch.train.errors import Stopped, TrainingError
+    from asyncpatch.train.watch import CONFIG, read_config
 
     try:
-        known = trainer.load_config(run) if resume else None
+        known = read_config(run) if resume and (run / CONFIG).exists() else None
         if known is not None and recipe is None:
             base, data, init = Recipe.from_dict(known["recipe"]), data or known["data"], init or known["init"]
         elif recipe is None:
@@ -85,11 +86,11 @@ def _train(
                 "--data is missing: a folder of pictures, parquet files, hf:NAME, .tar shards, or 'shapes'"
             )
         chosen = base.changed(given)
-        model = trainer.train(chosen, data, run, init=init, resume=resume, cache=cache, minutes=minutes)
+        model = running.train(chosen, data, run, init=init, resume=resume, cache=cache, minutes=minutes)
     except Stopped as stopped:
         typer.secho(str(stopped), err=True)
         raise typer.Exit(stopped.code) from None
-    except (DataError, ValueError, FileNotFoundError) as error:
+    except (DataError, ValueError, OSError) as error:
         raise fail(error) from None
     except TrainingError as error:
         raise fail(error, 1) from None

@@ -181,3 +181,46 @@ def test_what_is_no_data_is_said(tmp_path):
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match="column 'image'"):
         open_sources([str(tmp_path)])
+
+
+def test_a_mixture_of_kinds_is_refused(tmp_path):
+    write(tmp_path / "1.png", 10)
+    shard(tmp_path / "backup.tar", [("a.png", png(1))])
+    with pytest.raises(DataError, match="1 pictures, 0 parquet files and 1 tar files"):
+        open_sources([str(tmp_path)])
+
+
+def test_links_are_followed_and_dead_ones_left_out(tmp_path):
+    write(tmp_path / "elsewhere/1.png", 10)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data/dead.png").symlink_to(tmp_path / "missing.png")
+    (tmp_path / "data/folder.png").mkdir()
+    source = open_sources([str(tmp_path / "data")])
+    assert seen(source) == [(10, "cat")]
+    assert source.fingerprint()
+
+
+def test_a_cut_shard_and_words_as_labels_are_said(tmp_path):
+    shard(tmp_path / "a.tar", [("1.png", png(1)), ("2.png", png(2))])
+    cut = (tmp_path / "a.tar").read_bytes()[:700]
+    (tmp_path / "a.tar").write_bytes(cut)
+    with pytest.raises(DataError, match=r"a\.tar cannot be read"):
+        list(Shards((str(tmp_path / "a.tar"),)).read(str(tmp_path / "a.tar")))
+    with pytest.raises(DataError, match="cannot read"):
+        open_sources(["nonsense://bucket/a.tar"])
+    parquet(tmp_path / "words.parquet", [1], ["cat"])
+    with pytest.raises(DataError, match="must hold integers"):
+        open_sources([str(tmp_path / "words.parquet")])
+
+
+def test_splits_of_a_hub_data_set_by_whatever_name(tmp_path):
+    for split, value in (("train", 10), ("test", 20)):
+        write(tmp_path / "set" / split / "cat/1.png", value)
+        write(tmp_path / "set" / split / "dog/1.png", value + 1)
+    where = f"hf:{tmp_path / 'set'}"
+    assert seen(open_sources([where])) == [(10, "cat"), (11, "dog")]
+    assert seen(open_sources([where], "validation")) == [(20, "cat"), (21, "dog")]
+    only = tmp_path / "only"
+    write(only / "train/cat/1.png", 10)
+    assert open_sources([f"hf:{only}"], "validation") is None

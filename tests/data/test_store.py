@@ -1,6 +1,7 @@
 """The store: decoded once, whole or not there, and what could not be read is known."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -114,3 +115,45 @@ def test_a_picture_is_what_its_file_holds(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_bytes(file.getvalue())
     assert (opened(tmp_path / "in", tmp_path).pictures[0] == levels).all()
+
+
+def test_every_picture_has_crops_of_its_own_and_the_cache_knows_how_many(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    ramp = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    image = Image.fromarray(np.stack([ramp % 256, ramp // 256, ramp % 7], -1).astype(np.uint8))
+    for name in ("a", "b"):
+        image.save(folder / f"{name}.png")
+    plain = opened(folder, tmp_path)
+    cropped = opened(folder, tmp_path, crops=0.1)
+    assert len(plain) == 2
+    first, second = cropped.pictures[: len(cropped) // 2], cropped.pictures[len(cropped) // 2 :]
+    assert (first[0] == second[0]).all()
+    assert (first[1:] != second[1:]).any((1, 2, 3)).all()
+
+
+def test_a_reduced_jpeg_looks_like_the_whole_one(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    y, x = np.mgrid[:256, :256]
+    levels = (127 + 60 * np.sin(x / 20) + 60 * np.sin(y / 33)).astype(np.uint8)
+    Image.fromarray(levels).convert("RGB").save(folder / "a.jpg", quality=95)
+    found = opened(folder, tmp_path).pictures[0].astype(float)
+    means = levels.reshape(4, 64, 4, 64).mean((1, 3))
+    assert np.abs(found[..., 0] - means).max() < 4
+
+
+def test_data_that_were_refused_are_looked_at_again(pictures, tmp_path):
+    whole = {}
+    for name in ("000", "002", "004"):
+        path = pictures / f"even/{name}.png"
+        stat = path.stat()
+        whole[path] = path.read_bytes()
+        path.write_bytes(b"x" * stat.st_size)
+    with pytest.raises(DataError, match="3 of 200"):
+        opened(pictures, tmp_path)
+    for path, content in whole.items():
+        stat = path.stat()
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if only the access had been forbidden
+    assert len(opened(pictures, tmp_path)) == 200

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 from PIL import Image
+from safetensors.torch import load_file
 
 from asyncpatch.train.config import Recipe
 
@@ -23,6 +24,11 @@ def write_pictures(folder, count=24, classes=("dark", "light")):
         (folder / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(levels).save(folder / name / f"{k:02d}.png")
     return folder
+
+
+def tensors_of(run, step):
+    """All tensors of a run's checkpoint."""
+    return load_file(run / f"checkpoints/step-{step:08d}/state.safetensors")
 
 
 def losses(run):

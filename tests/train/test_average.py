@@ -71,3 +71,21 @@ def test_any_width_is_rebuilt_from_snapshots(tmp_path, sigma):
     assert (found - wanted).norm() < 0.35 * (nearest - wanted).norm()  # more than picking a snapshot
     with pytest.raises(FileNotFoundError, match="snapshot-every"):
         rebuild(tmp_path / "none", sigma)
+
+
+def test_an_earlier_step_is_rebuilt_from_what_was_there(tmp_path):
+    weights, kept = torch.zeros(50), None
+    averages = {each: Average([("w", weights)], power(each)) for each in (0.05, 0.1, 0.07)}
+    generator = torch.Generator().manual_seed(0)
+    for n in range(1, 401):
+        weights = weights + torch.randn(50, generator=generator)
+        for average in averages.values():
+            average.update([weights], n)
+        if n == 200:
+            kept = averages[0.07].weights["w"].clone()
+        if n % 25 == 0:
+            for each in (0.05, 0.1):
+                save_file({"w": averages[each].weights["w"].clone()}, tmp_path / snapshot_name(n, each))
+    assert (rebuild(tmp_path, 0.07, 200)["w"] - kept).norm() < 0.02 * kept.norm()
+    with pytest.raises(ValueError, match="first snapshot, 25; got 24"):
+        rebuild(tmp_path, 0.07, 24)

@@ -13,7 +13,7 @@ import torch
 
 from asyncpatch.train import checkpoint
 from asyncpatch.train.watch import read_log
-from runs import TINY, losses
+from runs import TINY, losses, tensors_of
 
 OPTIONS = [
     part
@@ -39,7 +39,7 @@ def ran(*args, **options):
 
 def same_end(one, two, step):
     """Two runs have the same weights, Adam state and averages at a step, bit for bit."""
-    (a, _), (b, _) = (checkpoint.load(run / f"checkpoints/step-{step:08d}") for run in (one, two))
+    a, b = tensors_of(one, step), tensors_of(two, step)
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
@@ -66,7 +66,8 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(data, tmp_path):
             assert process.returncode == 128 + signal.SIGTERM
             assert "SIGTERM: saved step" in said
             step = int(said.split("saved step ")[1].split()[0])
-            assert checkpoint.step_of(checkpoint.all_in(parts / "checkpoints")[-1]) == step < 60
+            assert checkpoint.all_in(parts / "checkpoints")[-1].name == f"step-{step:08d}"
+            assert step < 60
         else:
             assert process.returncode == -signal.SIGKILL
             assert len(read_log(parts)) < 60
@@ -90,7 +91,7 @@ def test_two_processes_are_one_with_the_batch_of_both(data, tmp_path):
         assert process.stdout.count("done:") == 1
         assert json.loads((run / "config.json").read_text())["processes"] == 2
         assert list(losses(run).values()) == pytest.approx(list(losses(one).values()), rel=1e-5)
-        a, b = (checkpoint.load(each / "checkpoints/step-00000006")[0] for each in (one, run))
+        a, b = tensors_of(one, 6), tensors_of(run, 6)
         assert a.keys() == b.keys()
         for name in a:
             assert torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-5), name
@@ -152,6 +153,21 @@ def test_shards_are_streamed_and_resumed(tmp_path):
     assert ran([str(tmp_path / "shards")], parts, "--resume").returncode == 0
     assert losses(whole) == losses(parts)
     assert same_end(whole, parts, 6)
+
+
+def test_two_processes_stop_together_and_at_once(data, tmp_path):
+    """SIGTERM to torchrun: both stop after the step they are at, whatever the log's interval, and can go on."""
+    more = ["--steps", "100000", "--log-every", "1", "--save-every", "100000"]
+    run = tmp_path / "run"
+    with subprocess.Popen(command(data, run, *more, processes=2), stderr=subprocess.PIPE, text=True) as process:
+        until(process, lambda: len(read_log(run)) >= 3)
+        process.terminate()
+        _, said = process.communicate()
+    assert "SIGTERM: saved step" in said
+    step = int(said.split("saved step ")[1].split()[0])
+    assert checkpoint.all_in(run / "checkpoints")[-1].name == f"step-{step:08d}"
+    assert ran(data, run, "--steps", str(step + 1), "--resume", processes=2).returncode == 0
+    assert len(losses(run)) == step + 1
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from asyncpatch.protocols import Cond
 from asyncpatch.time_sampling import AsyncPatch
 from asyncpatch.train import checkpoint
 from asyncpatch.train.errors import Stopped, TrainingError
-from asyncpatch.train.trainer import Batch, Trainer, draw_batch, train
-from asyncpatch.train.watch import Watch
-from runs import TINY, losses, write_pictures
+from asyncpatch.train.run import train
+from asyncpatch.train.trainer import Batch, Trainer, draw_batch
+from runs import TINY, losses, tensors_of, write_pictures
 
 # Losses of 20 steps as first computed (torch 2.13, CPU). They change only if training changes: say why when they do.
 GOLDEN = [
@@ -38,14 +38,14 @@ def test_golden_losses(data, tmp_path):
     assert list(losses(tmp_path / "run").values()) == pytest.approx(GOLDEN, rel=1e-4)
 
 
-def make_trainer(recipe, tmp_path, labels=2):
+def make_trainer(recipe, labels=2):
     torch.manual_seed(0)
     net = UNet(
         width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks, attention=recipe.attention,
         middle_blocks=recipe.middle_blocks, labels=labels,
     )  # fmt: skip
     model = Model(net, RectifiedFlow(), recipe.prediction, recipe.resolution, tuple("abcdef"[:labels]))
-    return Trainer(recipe, model, Accelerator(cpu=True), Watch(tmp_path, quiet=True))
+    return Trainer(recipe, model, Accelerator(cpu=True), print)
 
 
 def some_batch(count=8, side=8):
@@ -57,31 +57,31 @@ def some_batch(count=8, side=8):
 
 
 @pytest.mark.parametrize("prediction", ["v", "x", "eps"])
-def test_one_batch_is_learnt_by_heart(tmp_path, prediction):
+def test_one_batch_is_learnt_by_heart(prediction):
     recipe = replace(TINY, width=32, rate=3e-3, warmup=10, steps=300, decay=0.5, prediction=prediction)
-    trainer, batch = make_trainer(recipe, tmp_path), some_batch()
+    trainer, batch = make_trainer(recipe), some_batch()
     before = trainer.loss(trainer.net, batch).detach()
     for _ in range(recipe.steps):
         trainer.update(batch)
     assert trainer.loss(trainer.net, batch).detach() < 0.05 * before
 
 
-def test_pieces_change_nothing(tmp_path):
+def test_pieces_change_nothing():
     batch = some_batch()
     weights = []
     for pieces in (1, 4):
-        trainer = make_trainer(replace(TINY, accumulate=pieces), tmp_path)
+        trainer = make_trainer(replace(TINY, accumulate=pieces))
         for _ in range(3):
             trainer.update(batch)
         weights.append(torch.cat([p.detach().flatten() for p in trainer.parameters]))
-        assert trainer.meter[1] == 3
+        assert trainer.meter[2] == 3
     assert torch.allclose(*weights, atol=1e-5)
 
 
-def test_checkpointing_changes_nothing(tmp_path):
+def test_checkpointing_changes_nothing():
     batch, gradients = some_batch(), []
     for on in (False, True):
-        trainer = make_trainer(replace(TINY, checkpointing=on), tmp_path)
+        trainer = make_trainer(replace(TINY, checkpointing=on))
         trainer.update(batch)  # the last layer starts at zero: only then does a gradient reach the others
         trainer.loss(trainer.net, batch).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.parameters]))
@@ -128,7 +128,7 @@ def test_a_run_leaves_what_it_promises(data, tmp_path):
     assert config["data"] == data
     assert config["processes"] == 1
     assert len(losses(run)) == 6
-    assert [checkpoint.step_of(path) for path in checkpoint.all_in(run / "checkpoints")] == [4, 6]
+    assert [path.name for path in checkpoint.all_in(run / "checkpoints")] == ["step-00000004", "step-00000006"]
     names = {path.name for path in (run / "pictures").iterdir()}
     assert names == {f"{kind}-0000000{step}.png" for kind in ("samples", "inpainting") for step in (3, 6)}
     assert len(list((run / "snapshots").iterdir())) == 4
@@ -140,7 +140,7 @@ def test_a_run_leaves_what_it_promises(data, tmp_path):
     model = Model.load(run / "model")
     assert model.labels == ("dark", "light")
     assert model.resolution == 8
-    tensors, _ = checkpoint.load(run / "checkpoints/step-00000006")
+    tensors = tensors_of(run, 6)
     for name, value in model.net.state_dict().items():
         assert torch.equal(value, tensors[f"average/ema/{name}"])
 
@@ -151,15 +151,20 @@ def test_a_used_folder_is_not_overwritten(data, tmp_path):
         trained(replace(TINY, steps=2), data, tmp_path / "run")
 
 
-def test_time_that_is_over_stops_and_resumes_to_the_same_end(data, tmp_path):
-    trained(TINY, data, tmp_path / "whole")
+@pytest.mark.parametrize("log_every", [1, 4])
+def test_time_that_is_over_stops_and_resumes_to_the_same_end(data, tmp_path, log_every):
+    tiny = replace(TINY, log_every=log_every)
+    trained(tiny, data, tmp_path / "whole")
     for step in range(1, 6):  # each time it manages one step, then its time is over
         with pytest.raises(Stopped, match=f"saved step {step} of 6") as stopped:
-            trained(TINY, data, tmp_path / "parts", minutes=0.0, resume=True)
+            trained(tiny, data, tmp_path / "parts", minutes=0.0, resume=True)
         assert stopped.value.code == 0
-    trained(TINY, data, tmp_path / "parts", minutes=0.0, resume=True)
+        exported = Model.load(tmp_path / "parts/model").net.state_dict()
+        kept = tensors_of(tmp_path / "parts", step)
+        assert all(torch.equal(exported[name], kept[f"average/ema/{name}"]) for name in exported)
+    trained(tiny, data, tmp_path / "parts", minutes=0.0, resume=True)
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    one, two = (checkpoint.load(tmp_path / name / "checkpoints/step-00000006")[0] for name in ("whole", "parts"))
+    one, two = (tensors_of(tmp_path / name, 6) for name in ("whole", "parts"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -180,9 +185,8 @@ def test_a_loss_that_is_no_number_stops_the_run(data, tmp_path):
     trained(replace(TINY, steps=2), data, run)
     with pytest.raises(TrainingError, match=r"(?s)no longer a number.*step-00000002.*lower --rate"):
         trained(replace(TINY, steps=20, rate=1e30), data, run, resume=True)
-    tensors, facts = checkpoint.load(checkpoint.all_in(run / "checkpoints")[-1])
-    assert facts["step"] == 2
-    assert all(bool(value.isfinite().all()) for value in tensors.values())
+    assert [path.name for path in checkpoint.all_in(run / "checkpoints")] == ["step-00000002"]
+    assert all(bool(value.isfinite().all()) for value in tensors_of(run, 2).values())
     trained(replace(TINY, steps=4), data, run, resume=True)
     assert len(losses(run)) == 4
 
@@ -207,8 +211,8 @@ def test_out_of_memory_says_which_number_to_change(data, tmp_path, capsys):
     train(replace(TINY, accumulate="auto"), data, tmp_path / "two")
     assert "memory holds 2 pictures at a time: --accumulate 4" in capsys.readouterr().err
     assert len(losses(tmp_path / "two")) == 6
-    with pytest.raises(TrainingError, match="even with 5 picture"):
-        trained(replace(TINY, batch=5, accumulate="auto"), data, tmp_path / "three")
+    train(replace(TINY, batch=5, accumulate="auto", steps=1), data, tmp_path / "three")
+    assert "memory holds 1 pictures at a time: --accumulate 5" in capsys.readouterr().err
 
 
 def test_fitting_a_batch_by_pieces_changes_nothing(data, tmp_path, monkeypatch):
@@ -244,8 +248,89 @@ def test_a_compiler_that_fails_is_said_and_done_without(data, tmp_path, monkeypa
 def test_a_device_that_is_missing_is_said(data, tmp_path):
     with pytest.raises(TrainingError, match="there is only"):
         trained(replace(TINY, device="mps" if torch.cuda.is_available() else "cuda"), data, tmp_path / "run")
-    with pytest.raises(TrainingError, match="several processes"):
+    with pytest.raises(TrainingError, match="start several with torchrun"):
         trained(replace(TINY, shard=True), data, tmp_path / "run")
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_nothing_is_saved_once_weights_are_no_numbers(data, tmp_path, log_every):
+    """The loss of the step that breaks them is still a number: what is saved must be looked at itself."""
+    run = tmp_path / "run"
+    trained(replace(TINY, steps=2), data, run)
+    with pytest.raises(TrainingError, match="no longer a number"):
+        trained(
+            replace(TINY, steps=9, rate=1e30, save_every=1, keep=1, warmup=0, log_every=log_every),
+            data,
+            run,
+            resume=True,
+        )
+    assert [path.name for path in checkpoint.all_in(run / "checkpoints")] == ["step-00000002"]
+    trained(replace(TINY, steps=3), data, run, resume=True)
+
+
+def test_a_gradient_that_is_no_number_is_noticed(data, tmp_path, monkeypatch):
+    real = Accelerator.clip_grad_norm_
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *args: real(*args) * float("nan"))
+    with pytest.raises(TrainingError, match=r"(?s)no longer a number.*no checkpoint yet"):
+        trained(TINY, data, tmp_path / "run")
+
+
+def test_resuming_with_what_does_not_fit_is_refused_and_harmless(data, tmp_path):
+    run = tmp_path / "run"
+    trained(replace(TINY, steps=2), data, run)
+    other = write_pictures(tmp_path / "other", classes=("dark", "grey"))
+    with pytest.raises(TrainingError, match=r"2 classes.*--init"):
+        trained(replace(TINY, steps=4), [str(other)], run, resume=True)
+    with pytest.raises(TrainingError, match="--resolution 8"):
+        trained(replace(TINY, steps=4, resolution=16), data, run, resume=True)
+    before = (run / "config.json").read_text()
+    trained(replace(TINY, steps=4, width=64), data, run, resume=True)  # the network is that of the checkpoint
+    assert json.loads(before)["data"] == json.loads((run / "config.json").read_text())["data"] == data
+    assert Model.load(run / "model").net.config.width == 16
+
+
+def test_a_fine_tuning_run_does_not_need_its_beginning_again(data, tmp_path):
+    trained(replace(TINY, steps=1), data, tmp_path / "first")
+    small = replace(TINY, steps=2, width=99)
+    trained(small, data, tmp_path / "second", init=str(tmp_path / "first/model"))
+    (tmp_path / "first").rename(tmp_path / "gone")
+    trained(replace(small, steps=3), data, tmp_path / "second", init=str(tmp_path / "first/model"), resume=True)
+    assert len(losses(tmp_path / "second")) == 3
+
+
+def test_a_finished_run_without_a_model_gets_one(data, tmp_path):
+    trained(replace(TINY, steps=2), data, tmp_path / "run")
+    (tmp_path / "run/model").rename(tmp_path / "lost")
+    trained(replace(TINY, steps=2), data, tmp_path / "run", resume=True)
+    one, two = (Model.load(folder).net.state_dict() for folder in (tmp_path / "run/model", tmp_path / "lost"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_checkpoints_that_cannot_be_read_are_not_forgotten(data, tmp_path):
+    trained(replace(TINY, steps=2), data, tmp_path / "run")
+    (tmp_path / "run/checkpoints/step-00000002/facts.json").write_text("{")
+    with pytest.raises(TrainingError, match="none of the checkpoints"):
+        trained(replace(TINY, steps=4), data, tmp_path / "run", resume=True)
+    assert list(losses(tmp_path / "run")) == [1, 2]
+
+
+def test_pieces_must_be_equal(data, tmp_path):
+    with pytest.raises(ValueError, match="accumulate must divide each process's 8 pictures"):
+        trained(replace(TINY, accumulate=3), data, tmp_path / "run")
+
+
+def test_layers_compiled_apart_are_allowed_their_shapes(monkeypatch):
+    """Four scales of layers share their code, and have more shapes than dynamo's usual limit of versions."""
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: None)
+    recipe = replace(TINY, multipliers=(1, 2, 3, 4), blocks=(1, 1, 1, 1), compile="on")
+    trainer = make_trainer(recipe)
+    object.__setattr__(trainer.recipe, "shard", True)
+    trainer._compile(trainer.bare)
+    assert len(trainer.compiled) == 13
+    assert torch._dynamo.config.recompile_limit >= 13
 
 
 def test_fine_tuning_keeps_what_is_known(data, tmp_path, capsys):

@@ -1,8 +1,9 @@
-"""Batches for training, by step: the same step gives the same pictures, whatever happened before.
+"""Batches for training, by step.
 
 A *feed* hands each process its rows of the global batch of a step. Stored pictures come in an order that is a fresh
 permutation per epoch, drawn from the seed; so a run that is resumed, or spread over another number of processes, sees
-the same batches. Shards are streamed: there a position is kept (``state``) and gone back to (``restore``).
+the same batches. Shards are streamed: there each process has its own, and keeps a position (``state``) that can be gone
+back to (``restore``).
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class StoredFeed:
         self.labels = torch.from_numpy(store.labels)
         self.resident: Tensor | None = None
         if device.type == "cuda" and store.pictures.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
-            self.resident = torch.from_numpy(np.array(store.pictures)).to(device)
+            self.resident = torch.empty(store.pictures.shape, dtype=torch.uint8, device=device)
+            for k in range(0, len(store), 4096):  # by parts: each process would need the set's size in memory
+                self.resident[k : k + 4096] = torch.from_numpy(store.pictures[k : k + 4096].copy()).to(device)
         self._pool = ThreadPoolExecutor(1)
         self._ahead: dict[int, Future[Pictures]] = {}
 
@@ -111,9 +114,9 @@ class StoredFeed:
         return tensor.to(self.device)
 
     def batch(self, step: int) -> Pictures:
-        wanted = self._ahead.pop(step, None)
+        wanted = self._ahead.pop(step, None) or self._pool.submit(self._load, step)  # by one thread, in its order
         self._ahead = {step + 1: self._pool.submit(self._load, step + 1)}
-        return wanted.result() if wanted is not None else self._load(step)
+        return wanted.result()
 
     def state(self) -> dict[str, int]:
         return {}
@@ -222,6 +225,8 @@ class StreamedFeed:
                 while shard < len(mine) and len(items) < self.group:
                     items += self.shards.read(mine[shard])
                     shard += 1
+                if not items and len(mine) == shard - first:
+                    raise DataError(f"there are no pictures in {', '.join(mine)}")
                 generator.manual_seed(seed_for(self.seed, "group", epoch, self.share.rank, first))
                 yield epoch, first, [items[k] for k in torch.randperm(len(items), generator=generator).tolist()]
             epoch, shard = epoch + 1, 0

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Pixels = NDArray[np.uint8]
 """A picture [H, W, 3]."""
@@ -20,10 +20,12 @@ def decode(data: bytes, *, least: int = 0) -> Image.Image:
     """The picture in RGB: upright by its EXIF tag, 16 bits brought to 8, transparency laid over white.
 
     A JPEG may come back reduced, with the shorter side no less than ``least`` pixels, which is much quicker; 0 asks
-    for full size. Raises an OSError, ValueError or SyntaxError for what is no whole picture.
+    for full size. What is no whole picture raises an error (decoders raise all kinds).
     """
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError("not a picture of any known kind") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(str(error)) from error
     if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:  # where PIL only warns

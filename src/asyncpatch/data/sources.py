@@ -1,7 +1,7 @@
 """Where pictures come from: a folder, parquet files, a Hugging Face data set, WebDataset shards, or drawn shapes.
 
 ``open_sources`` looks at what it is given and chooses. A source yields undecoded items; ``store`` decodes them once
-into a memory map, ``stream`` reads shards as it goes.
+into a memory map, ``feed`` reads shards as it goes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-NO_LABEL = -1
+from asyncpatch.protocols import NULL_LABEL
+
 PICTURES = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
 SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "test")}
 
@@ -43,6 +45,16 @@ class DataError(Exception):
     """The data are not what they should be; the message says what to do."""
 
 
+def _files(root: Path, endings: set[str]) -> list[Path]:
+    """All files below a folder with such endings, through links too, but for what is hidden."""
+    found = []
+    for folder, inside, names in os.walk(root, followlinks=True):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        paths = (Path(folder, name) for name in names if not name.startswith("."))
+        found += [path for path in paths if path.suffix.lower() in endings and path.is_file()]
+    return sorted(found)
+
+
 def _stamp(paths: Sequence[Path]) -> str:
     lines = (f"{path}|{(stat := path.stat()).st_size}|{stat.st_mtime_ns}" for path in paths)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -53,9 +65,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files = sorted(
-            path for path in root.rglob("*") if path.suffix.lower() in PICTURES and not self._hidden(path)
-        )
+        self.files = _files(root, PICTURES)
         classes = {self._first(path) for path in self.files} - {""}
         self.names = tuple(sorted(classes))
 
@@ -63,14 +73,11 @@ class Folder:
         parts = path.relative_to(self.root).parts
         return parts[0] if len(parts) > 1 else ""
 
-    def _hidden(self, path: Path) -> bool:
-        return any(part.startswith(".") for part in path.relative_to(self.root).parts)
-
     def __len__(self) -> int:
         return len(self.files)
 
     def __iter__(self) -> Iterator[Item]:
-        number = {name: label for label, name in enumerate(self.names)} | {"": NO_LABEL}
+        number = {name: label for label, name in enumerate(self.names)} | {"": NULL_LABEL}
         for path in self.files:
             yield Item(str(path), path.read_bytes, number[self._first(path)])
 
@@ -89,14 +96,19 @@ class Parquet:
             if "image" not in schema.names:
                 raise DataError(f"{file} must have a column 'image', has {schema.names}")
         self.labelled = all("label" in schema.names for schema in schemas)
+        if self.labelled and any(not _integers(schema.field("label").type) for schema in schemas):
+            raise DataError(
+                f"the column 'label' of {self.files[0]} must hold integers, has {schemas[0].field('label').type}"
+            )
         features = json.loads((schemas[0].metadata or {}).get(b"huggingface", b"{}"))
         features = features.get("info", {}).get("features", {})
         self.names = tuple(features.get("label", {}).get("names", ())) if self.labelled else ()
         if self.labelled and not self.names:
-            self.names = tuple(str(label) for label in range(1 + max(self._labels())))
+            highest = max((label for label in self._labels() if label is not None), default=NULL_LABEL)
+            self.names = tuple(str(label) for label in range(highest + 1))
         self._rows = sum(self._pq.read_metadata(file).num_rows for file in self.files)
 
-    def _labels(self) -> Iterator[int]:
+    def _labels(self) -> Iterator[int | None]:
         for file in self.files:
             yield from self._pq.read_table(file, columns=["label"])["label"].to_pylist()
 
@@ -109,9 +121,9 @@ class Parquet:
             row = 0
             for part in table.iter_batches(batch_size=1024, columns=["image", *(["label"] if self.labelled else [])]):
                 images = part.column("image").to_pylist()
-                labels = part.column("label").to_pylist() if self.labelled else [NO_LABEL] * len(images)
+                labels = part.column("label").to_pylist() if self.labelled else [NULL_LABEL] * len(images)
                 for image, label in zip(images, labels, strict=True):
-                    yield Item(f"{file}, row {row}", _reader(image), NO_LABEL if label is None else label)
+                    yield Item(f"{file}, row {row}", _reader(image), NULL_LABEL if label is None else label)
                     row += 1
 
     def fingerprint(self) -> str:
@@ -121,14 +133,8 @@ class Parquet:
 class HuggingFace:
     """A data set of the datasets library: by name (``hf:NAME`` or ``hf:NAME:CONFIG``), or saved to a folder."""
 
-    def __init__(self, where: str, split: str, *, saved: bool) -> None:
+    def __init__(self, where: str, data) -> None:  # type: ignore[no-untyped-def]
         datasets = _import("datasets", "Hugging Face data sets")
-        if saved:
-            found = datasets.load_from_disk(where)
-            data = found[split] if isinstance(found, datasets.DatasetDict) else found
-        else:
-            name, _, config = where.partition(":")
-            data = datasets.load_dataset(name, config or None, split=split)
         pictures = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image)]
         classes = [name for name, kind in data.features.items() if isinstance(kind, datasets.ClassLabel)]
         if not pictures:
@@ -138,13 +144,27 @@ class HuggingFace:
         self.where = where
         self.data = data.cast_column(self.image, datasets.Image(decode=False))
 
+    @classmethod
+    def open(cls, where: str, split: str, *, saved: bool) -> HuggingFace | None:
+        """The split, whichever of its usual names it has; None where there is none. What has no splits is all train."""
+        datasets = _import("datasets", "Hugging Face data sets")
+        if saved:
+            found = datasets.load_from_disk(where)
+            splits = found if isinstance(found, datasets.DatasetDict) else {"train": found}
+            name = next((each for each in SPLITS[split] if each in splits), None)
+            return None if name is None else cls(where, splits[name])
+        name, _, config = where.partition(":")
+        splits = datasets.get_dataset_split_names(name, config or None)
+        wanted = next((each for each in SPLITS[split] if each in splits), None)
+        return None if wanted is None else cls(where, datasets.load_dataset(name, config or None, split=wanted))
+
     def __len__(self) -> int:
         return len(self.data)
 
     def __iter__(self) -> Iterator[Item]:
         for row, each in enumerate(self.data):
-            label = each[self.label] if self.label else NO_LABEL
-            yield Item(f"{self.where}, row {row}", _reader(each[self.image]), NO_LABEL if label is None else label)
+            label = each[self.label] if self.label else NULL_LABEL
+            yield Item(f"{self.where}, row {row}", _reader(each[self.image]), NULL_LABEL if label is None else label)
 
     def fingerprint(self) -> str:
         return str(self.data._fingerprint)
@@ -203,9 +223,9 @@ class Joined:
         for source in self.sources:
             number = [self.names.index(name) for name in source.names]
             for item in source:
-                if not NO_LABEL <= item.label < len(number):
+                if not NULL_LABEL <= item.label < len(number):
                     raise DataError(f"{item.name} has label {item.label}, but there are only {len(number)} classes")
-                yield item if item.label == NO_LABEL else item._replace(label=number[item.label])
+                yield item if item.label == NULL_LABEL else item._replace(label=number[item.label])
 
     def fingerprint(self) -> str:
         return "+".join(source.fingerprint() for source in self.sources)
@@ -226,8 +246,11 @@ class Shards:
         """The pictures of one shard, undecoded, in its order."""
         import fsspec
 
-        with fsspec.open(path, "rb") as file:
-            yield from self._items(path, file)
+        try:
+            with fsspec.open(path, "rb") as file:
+                yield from self._items(path, file)
+        except (tarfile.TarError, EOFError) as error:
+            raise DataError(f"the shard {path} cannot be read: {error}") from error
 
     def _items(self, path: str, file: IO[bytes]) -> Iterator[Item]:
         stem, parts = "", dict[str, bytes]()
@@ -248,13 +271,13 @@ class Shards:
         picture = next((parts[ending] for ending in parts if "." + ending in PICTURES), None)
         if picture is None:
             return
-        label = NO_LABEL
+        label = NULL_LABEL
         if self.names:
             if "cls" in parts:
                 label = int(parts["cls"])
             elif "json" in parts:
-                label = int(json.loads(parts["json"]).get("label", NO_LABEL))
-        if not NO_LABEL <= label < len(self.names):
+                label = int(json.loads(parts["json"]).get("label", NULL_LABEL))
+        if not NULL_LABEL <= label < len(self.names):
             raise DataError(f"{stem} in {path} has label {label}, but classes.txt names only {len(self.names)}")
         yield Item(f"{stem.lstrip('/')} in {path}", lambda: picture, label)
 
@@ -277,11 +300,11 @@ def open_sources(where: Sequence[str], split: str = "train") -> Joined | Shards 
 
 
 def _open(where: str, split: str) -> Source | Shards | None:
-    wanted = SPLITS.get(split, (split,))
+    wanted = SPLITS[split]
     if where == "shapes":
         return Shapes() if split == "train" else Shapes(count=300, seed=1)
     if where.startswith("hf:"):
-        return HuggingFace(where.removeprefix("hf:"), split, saved=False)
+        return HuggingFace.open(where.removeprefix("hf:"), split, saved=False)
     if where.endswith(".tar") or "://" in where:
         return _shards(_braces(where)) if split == "train" else None
     path = Path(where)
@@ -293,24 +316,27 @@ def _open(where: str, split: str) -> Source | Shards | None:
             "classes), a .parquet file or a folder of them, hf:NAME, WebDataset shards (.tar), or the word shapes"
         )
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
-        whole = (path / "dataset_info.json").exists()
-        inside = (whole and split == "train") or (not whole and (path / split).is_dir())
-        return HuggingFace(where, split, saved=True) if inside else None
+        return HuggingFace.open(where, split, saved=True)
     own = next((path / name for name in wanted if (path / name).is_dir()), None)
     split_up = any((path / name).is_dir() for name in SPLITS["train"]) and any(
         (path / name).is_dir() for name in SPLITS["validation"]
     )
     folder = own if split_up and own else path
-    if parquet := sorted(folder.rglob("*.parquet")):
+    parquet, shards, pictures = _files(folder, {".parquet"}), sorted(folder.glob("*.tar")), Folder(folder)
+    if sum(map(bool, (parquet, shards, len(pictures)))) > 1:
+        raise DataError(
+            f"{folder} holds {len(pictures)} pictures, {len(parquet)} parquet files and {len(shards)} tar files: "
+            "name a folder, or files, of one kind"
+        )
+    if parquet:
         named = [file for file in parquet if file.name.startswith(wanted)]
         plain = not any(file.name.startswith(sum(SPLITS.values(), ())) for file in parquet)
         files = named or (parquet if plain and (split == "train" or folder == own) else [])
         return Parquet(files) if files else None
-    if shards := sorted(folder.glob("*.tar")):
-        return _shards([str(shard) for shard in shards]) if split == "train" else None
     if split != "train" and folder == path:
         return None
-    pictures = Folder(folder)
+    if shards:
+        return _shards([str(shard) for shard in shards]) if split == "train" else None
     if not len(pictures):
         raise DataError(f"{folder} holds no pictures: none of its files end in {', '.join(sorted(PICTURES))}")
     return pictures
@@ -319,7 +345,10 @@ def _open(where: str, split: str) -> Source | Shards | None:
 def _shards(paths: Sequence[str]) -> Shards:
     from fsspec.core import url_to_fs
 
-    system, path = url_to_fs(paths[0])
+    try:
+        system, path = url_to_fs(paths[0])
+    except (ImportError, ValueError) as error:
+        raise DataError(f"cannot read {paths[0]}: {error}") from error
     classes = path.rpartition("/")[0] + "/classes.txt"
     lines = system.cat_file(classes).decode().splitlines() if system.exists(classes) else []
     return Shards(tuple(paths), tuple(line.strip() for line in lines if line.strip()))
@@ -332,7 +361,7 @@ def _braces(pattern: str) -> list[str]:
         return [pattern]
     span, _, tail = rest.partition("}")
     first, dots, last = span.partition("..")
-    if not dots or not (first + last).isdigit():
+    if not dots or not (first + last).isdigit() or int(last) < int(first):
         raise DataError(f"{pattern} must state its shards as in name-{{000..127}}.tar")
     return [f"{head}{k:0{len(first)}d}{tail}" for k in range(int(first), int(last) + 1)]
 
@@ -349,6 +378,10 @@ def _reader(image: dict[str, object] | None) -> Callable[[], bytes]:
         return Path(str(path)).read_bytes()
 
     return read
+
+
+def _integers(kind: object) -> bool:
+    return str(kind).startswith(("int", "uint", "null"))
 
 
 def _import(module: str, what: str):  # type: ignore[no-untyped-def]

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,7 +65,7 @@ def read_views(item: Item, side: int, crops: float = 0.0, seed: int = 0) -> list
     try:
         image = decode(item.read(), least=0 if crops else 2 * side)
         return views(image, side, crops, seed)
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # a broken file can make a decoder raise anything
         return f"{item.name}: {error}"
 
 
@@ -84,7 +86,6 @@ def open_store(
     if not folder.exists():
         _build(source, side, crops, folder, progress)
     about = json.loads((folder / "about.json").read_text())
-    check_broken(about["broken"], about["seen"])
     labels = np.load(folder / "labels.npy")
     if not len(labels):
         raise DataError("the data hold no picture that can be read")
@@ -94,8 +95,11 @@ def open_store(
 
 def _build(source: Joined, side: int, crops: float, folder: Path, progress: Callable[[int, int], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
-    temporary.mkdir()
+    for stale in folder.parent.glob(f".writing-{folder.name}-*"):
+        if time.time() - stale.stat().st_mtime > 24 * 3600:  # of a process that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".writing-{folder.name}-", dir=folder.parent))
+    temporary.chmod(0o755)
     try:
         labels: list[int] = []
         broken: list[str] = []
@@ -104,8 +108,9 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
             numbered = enumerate(source)
             while several := [part for _ in range(16) if (part := list(islice(numbered, 32)))]:
                 # PIL decodes without the GIL, so threads do; a few dozen pictures at a time, or handing them out costs
-                for decoded in pool.map(lambda part: [_read(each, side, crops) for each in part], several):
-                    for item, result in decoded:
+                work = [pool.submit(lambda part: [_read(each, side, crops) for each in part], part) for part in several]
+                for decoded in work:
+                    for item, result in decoded.result():
                         seen += 1
                         if isinstance(result, str):
                             broken.append(result)
@@ -114,8 +119,9 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
                             file.write(each.tobytes())
                             labels.append(item.label)
                 progress(seen, len(source))
+        check_broken(broken, seen)  # and keep nothing of such data: they may be mended without a trace
         np.save(temporary / "labels.npy", np.array(labels, dtype=np.int64))
-        (temporary / "about.json").write_text(json.dumps({"seen": seen, "broken": broken}))
+        (temporary / "about.json").write_text(json.dumps({"broken": broken}))
         try:
             temporary.rename(folder)
         except OSError:  # another run built the same meanwhile

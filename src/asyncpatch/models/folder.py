@@ -31,6 +31,10 @@ class Model:
     def denoiser(self) -> NetworkDenoiser:
         return NetworkDenoiser(self.net, self.process, self.prediction)
 
+    @property
+    def process_name(self) -> str:
+        return next(name for name, kind in PROCESSES.items() if isinstance(self.process, kind))
+
     def save(self, folder: Path | str, *, max_shard_size: str = "5GB") -> None:
         """Write the folder. Weights are safetensors, of the network's own precision."""
         folder = Path(folder)
@@ -39,7 +43,7 @@ class Model:
             "_class_name": "AsyncPatchPipeline",
             "_diffusers_version": diffusers.__version__,
             "unet": [UNet.__module__, UNet.__name__],
-            "process": next(name for name, kind in PROCESSES.items() if isinstance(self.process, kind)),
+            "process": self.process_name,
             "prediction": self.prediction,
             "resolution": self.resolution,
             "labels": list(self.labels),

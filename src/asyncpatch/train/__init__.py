@@ -1,1 +1,1 @@
-"""Training: ``trainer.train`` runs a ``config.Recipe``; ``asyncpatch.recipes`` has recipes to start from."""
+"""Training: ``run.train`` runs a ``config.Recipe``; ``asyncpatch.recipes`` has recipes to start from."""

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
+from asyncpatch.train.sharded import local
+
 SIGMAS = (0.05, 0.10)
 """Widths of the averages that snapshots hold."""
 
@@ -48,11 +50,6 @@ def gamma_of(sigma: float) -> float:
         raise ValueError(f"sigma must lie between 0 and 0.28, got {sigma}")
     t = sigma**-2
     return float(np.roots([1.0, 7.0, 16.0 - t, 12.0 - t]).real.max())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor that may be sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class Average:
@@ -89,8 +86,13 @@ def combination(steps: Sequence[int], sigmas: Sequence[float], step: int, sigma:
     return np.asarray(np.linalg.lstsq(gram, right, rcond=1e-12)[0][:, 0], np.float64)
 
 
+def kind_of(sigma: float) -> str:
+    """What an average of that width is called in checkpoints and snapshots."""
+    return f"sigma-{sigma:.3f}"
+
+
 def snapshot_name(step: int, sigma: float) -> str:
-    return f"step-{step:08d}-sigma-{sigma:.3f}.safetensors"
+    return f"step-{step:08d}-{kind_of(sigma)}.safetensors"
 
 
 def rebuild(folder: Path, sigma: float, step: int | None = None) -> Weights:
@@ -99,8 +101,10 @@ def rebuild(folder: Path, sigma: float, step: int | None = None) -> Weights:
     if not files:
         raise FileNotFoundError(f"{folder} holds no snapshots; train with --snapshot-every")
     marks = [(int(file.name.split("-")[1]), float(file.stem.split("-")[3])) for file in files]
-    step = step or max(taken for taken, _ in marks)
+    step = max(taken for taken, _ in marks) if step is None else step
     used = [(file, mark) for file, mark in zip(files, marks, strict=True) if mark[0] <= step]
+    if not used:
+        raise ValueError(f"step must be at least that of the first snapshot, {min(marks)[0]}; got {step}")
     factors = combination([mark[0] for _, mark in used], [mark[1] for _, mark in used], step, sigma)
     total: Weights = {}
     for (file, _), factor in zip(used, factors, strict=True):

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,11 @@ def whole_or_nothing(final: Path) -> Iterator[Path]:
         yield temporary
         for file in (*temporary.rglob("*"), temporary):
             _flush(file)
-        remove(final)
+        doomed = set_aside(final)
         temporary.rename(final)
         _flush(final.parent)
+        if doomed is not None:
+            shutil.rmtree(doomed, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -51,22 +53,18 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def remove(folder: Path) -> None:
-    """Delete a folder such that no half of it is ever found under its name."""
-    if folder.exists():
-        doomed = folder.with_name(f".deleting-{folder.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+def set_aside(folder: Path) -> Path | None:
+    """Give a folder another name, so that no half of it is ever found under its own."""
+    if not folder.exists():
+        return None
+    aside = folder.with_name(f".aside-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
 
 
 def all_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any], keep: int) -> Path:
@@ -76,15 +74,33 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, A
         save_file({name: value.contiguous() for name, value in tensors.items()}, temporary / "state.safetensors")
         (temporary / "facts.json").write_text(json.dumps({"step": step, **facts}, indent=1))
     for old in all_in(folder)[:-keep]:
-        remove(old)
+        doomed = set_aside(old)
+        if doomed is not None:
+            shutil.rmtree(doomed, ignore_errors=True)
     return final
 
 
-def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and facts of a checkpoint."""
+def load(checkpoint: Path) -> tuple[Callable[[str], Tensor], dict[str, Any]]:
+    """A checkpoint: a function that reads one tensor (onto the CPU), and the facts. An error says what is wrong."""
     facts = json.loads((checkpoint / "facts.json").read_text())
-    with safe_open(checkpoint / "state.safetensors", "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    return safe_open(checkpoint / "state.safetensors", "pt").get_tensor, facts
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that can be read. Later ones that cannot are set aside; if none can, that is an error."""
+    found = all_in(folder)
+    for path in reversed(found):
+        try:
+            load(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            say(f"{path} cannot be read ({error}); trying the one before")
+            continue
+        for later in found[found.index(path) + 1 :]:
+            set_aside(later)
+        return path
+    if found:
+        raise TrainingError(f"none of the checkpoints in {folder} can be read; the newest is {found[-1]}")
+    return None
 
 
 @contextmanager

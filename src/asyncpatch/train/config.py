@@ -52,7 +52,7 @@ class Recipe:
     seed: int = setting(0, "of weights, order, noise and time fields")
 
     # on what machine
-    device: str = setting("auto", "auto, cuda, mps or cpu")
+    device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "where to compute")
     precision: Literal["auto", "bf16", "fp32"] = setting("auto", "of the network's arithmetic; weights are fp32")
     compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile; auto: on a GPU")
     checkpointing: bool = setting(False, "compute activations twice, to save memory")

@@ -13,7 +13,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncpatch.train.report import write_report
 
-LOG = "log.jsonl"
+LOG, CONFIG = "log.jsonl", "config.json"
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """What the run was told."""
+    config: dict[str, Any] = json.loads((run / CONFIG).read_text())
+    return config
+
+
+def write_config(run: Path, config: dict[str, Any]) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    fresh = run / f".{CONFIG}"
+    fresh.write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(fresh, run / CONFIG)
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
@@ -53,7 +66,7 @@ class Watch:
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.run / "tensorboard"), purge_step=step)
+            self._board = SummaryWriter(str(self.run / "tensorboard"), purge_step=step + 1)
         except ImportError:
             self.say("TensorBoard is not installed (pip install 'asyncpatch[train]'); going on without it")
         if self.console.is_terminal and not self.console.quiet:
@@ -102,7 +115,7 @@ class Watch:
     def report(self) -> None:
         """The report page as of now."""
         if self.main:
-            write_report(self.run, json.loads((self.run / "config.json").read_text()), read_log(self.run))
+            write_report(self.run, read_config(self.run), read_log(self.run))
 
     def close(self) -> None:
         if self.progress is not None:
