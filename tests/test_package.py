@@ -21,8 +21,9 @@ protocols fields
 process
 parameterization oracle
 time_sampling schedules steps loss
-sampling guidance coverage drawing
-models data metrics
+sampling guidance coverage drawing windows
+completion
+models data metrics images
 train
 recipes
 cli
