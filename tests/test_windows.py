@@ -157,3 +157,36 @@ def test_mistakes_are_said(wrong, said):
         Windows(pointwise, **wrong)
     with pytest.raises(ValueError, match="canvas's size"):
         Windows(pointwise, hole=torch.ones(1, 1, 8, 8))(torch.randn(1, 3, 9, 9), torch.rand(1, 1, 9, 9))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_when_memory_runs_out_fewer_are_asked_at_a_time(error):
+    asked = []
+
+    def small(z, t, cond=None):
+        if len(z) > 5:
+            raise error
+        asked.append(len(z))
+        return pointwise(z, t)
+
+    windows = Windows(small, size=8, stride=4, batch=64)
+    z, t = torch.randn(3, 3, 20, 16), torch.rand(3, 1, 20, 16)
+    assert torch.allclose(windows(z, t).x, pointwise(z, t).x, atol=1e-5)
+    assert max(asked) <= 5
+    assert sum(asked) == 3 * 12
+    windows(z, t)
+    assert sum(asked) == 2 * 3 * 12  # it has learnt, and does not fail again
+
+    def hopeless(z, t, cond=None):
+        raise error
+
+    with pytest.raises(type(error)):
+        Windows(hopeless, size=8)(z, t)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    def broken(z, t, cond=None):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        Windows(broken, size=8)(torch.randn(2, 3, 16, 16), torch.rand(2, 1, 16, 16))

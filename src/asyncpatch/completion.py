@@ -1,19 +1,25 @@
 """Filling holes in pictures of any size with a denoiser of small ones.
 
-A picture is cut to a box around each hole (``boxes``), with as much context as the hole is large, so that the rest of
-a large photo costs nothing. A box that does not fit into the denoiser's window is filled from coarse to fine:
+A large picture is cut to a box around each hole (``boxes``), with context in proportion to the hole, so that the rest
+of the photo costs nothing. A box is then filled in stages, in one of two ways.
 
-    (1)  reduced by 2^L, where it fits, the hole is filled from pure noise: there the window sees all of it;
-    (2)  at each finer scale that filling, enlarged, is noised to an intermediate time and denoised again, in
-         overlapping windows that are denoised together.
+*From coarse to fine*:
+
+    (1)  reduced until a window sees across the hole, the hole is filled from pure noise;
+    (2)  at each finer scale that filling, enlarged, is noised to an intermediate time and denoised again.
 
 (2) is what a time per pixel is made for: known pixels stand at 0, the hole starts at ``refine``, and what is asked of
 the network is only the detail that the coarser scale could not show.
+
+*Ring by ring*, for textures: at full size, a ring around what is known is filled from pure noise, then the next one
+around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
+
+Wherever a canvas is larger than a window, overlapping windows are denoised together (``windows``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,13 +29,206 @@ from torch.nn import functional
 
 from asyncpatch import checks
 from asyncpatch.process import Process
-from asyncpatch.protocols import Cond, Denoiser, Step, Visit
+from asyncpatch.protocols import Cond, Denoiser, Noise, Step, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
-from asyncpatch.schedules import inpainting
+from asyncpatch.schedules import OpenLoop, Pace
 from asyncpatch.windows import Windows
 
-Prepare = Callable[[Denoiser, Tensor], Denoiser]
-"""What is put around the denoiser for a canvas and its hole [B, 1, H, W], such as guidance."""
+PACE = 0.5
+"""Where there is an order, the share of the steps that each pixel takes for itself."""
+
+Prepare = Callable[[Denoiser, Tensor, Noise], Denoiser]
+"""Puts guidance around a denoiser: told the time that each pixel starts from, and a source of noise."""
+
+
+class Stage(NamedTuple):
+    """One run of the sampling loop on the way to a filled box. Fields are [B, 1, h, w]."""
+
+    factor: int
+    """By which the picture is reduced."""
+    start: Tensor
+    """The time from which a pixel is brought to 0; 0 where it stays as it is."""
+    wait: Tensor
+    """The time at which a pixel waits for a later stage; 0 where it does not."""
+    before: Tensor
+    """True where a pixel was filled by the stage before."""
+    steps: int
+    """Questions to the denoiser."""
+
+
+class Moment(NamedTuple):
+    """What an onlooker sees: a visit of a stage's sampling loop."""
+
+    stage: Stage
+    visit: Visit
+    windows: int
+    """How many windows the denoiser is asked about, for each picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """How holes are filled.
+
+    ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
+    noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
+    windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
+    ``prepare`` puts guidance around the denoiser; ``callback`` sees every visit, and breaks off by returning True.
+    """
+
+    denoiser: Denoiser
+    process: Process
+    step: Step
+    window: int = 64
+    steps: int = 32
+    refine: float = 0.5
+    rings: bool = False
+    wrap: bool = False
+    batch: int = 64
+    prepare: Prepare | None = None
+    callback: Callable[[Moment], object] | None = None
+
+    def __post_init__(self) -> None:
+        checks.at_least("window", self.window, 8)
+        checks.at_least("steps", self.steps)
+        checks.at_least("batch", self.batch)
+        checks.fraction("refine", self.refine)
+        if self.wrap and not self.rings:
+            raise ValueError("wrap needs rings: edges are joined where a picture grows ring by ring")
+
+    @torch.no_grad()
+    def __call__(
+        self, x: Tensor, hole: Tensor, seeds: Sequence[int], cond: Cond | None = None, order: Tensor | None = None
+    ) -> Tensor:
+        """The pictures x [B, C, H, W] with their holes filled; pixels outside them are exactly those of x.
+
+        ``hole`` [B, 1, H, W] (or broadcastable) is 1 where something is to be generated; between 0 and 1 it is the
+        time that the pixel starts from, as it is. There is one seed per picture. ``order`` [1, 1, H, W] says which
+        pixels come first where filling starts from noise: those with small values.
+        """
+        checks.canvas("x", x)
+        checks.times("hole", hole, x, wait=True)
+        if len(seeds) != len(x):
+            raise ValueError(f"seeds must be one per picture, {len(x)}, got {len(seeds)}")
+        hole = hole.to(x.device, torch.float32).expand(len(x), 1, *x.shape[2:])
+        random = generators(seeds)
+        filled: Tensor | None = None
+        for stage in self.stages(hole):
+            now = reduced(x, hole, stage.factor)
+            if filled is not None:
+                finer = filled
+                if filled.shape != now.shape:
+                    finer = functional.interpolate(filled, scale_factor=2, mode="bicubic", align_corners=False)
+                    finer = finer[..., : now.shape[2], : now.shape[3]].clamp(-1.0, 1.0)
+                now = torch.where(stage.before, finer, now)
+            began = filled is not None
+            filled = self._denoised(now, stage, random, cond, None if began else order) if stage.steps else now
+        return x if filled is None else torch.where(hole > 0, filled, x)
+
+    def work(self, hole: Tensor) -> int:
+        """How many windows the denoiser will be asked about, guidance apart, for a picture with this hole."""
+        return sum(stage.steps * self._windows(stage) for stage in self.stages(hole.float()))
+
+    def stages(self, hole: Tensor) -> Iterator[Stage]:
+        """The stages in which a hole [B, 1, H, W] is filled."""
+        if not bool((hole > 0).any()):
+            return
+        none = torch.zeros((), device=hole.device)
+        if self.rings:
+            for ring, later in _rings(hole, self.window // 2, self.wrap):
+                yield Stage(1, hole * ring, hole * later, (hole > 0) & ~ring & ~later, self.steps)
+            return
+        scales = halvings(hole, max(hole.shape[2:]), self.window)
+        for scale in reversed(range(scales + 1)):
+            start = reduced_hole(hole, 2**scale)
+            before = start > (self.refine if scale < scales else 1.0)
+            start = torch.where(before, self.refine, start)
+            yield Stage(2**scale, start, none, before, round(self.steps * float(start.max()) + 0.499))
+
+    def _windowed(self, stage: Stage) -> Windows:
+        return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
+
+    def _windows(self, stage: Stage) -> int:
+        return len(self._windowed(stage).places(*stage.start.shape[2:]))
+
+    def _denoised(
+        self, x: Tensor, stage: Stage, random: list[torch.Generator], cond: Cond | None, order: Tensor | None
+    ) -> Tensor:
+        """x with its pixels noised to the stage's times, and those with a start brought back."""
+
+        def noise() -> Tensor:
+            return draw_noise(x, random)
+
+        begin: Tensor | float = 0.0
+        if order is not None:
+            begin = (1.0 - PACE) * _ranked(reduced(order.to(x), torch.zeros_like(order).to(x), stage.factor), stage)
+        pace = Pace(stage.start, begin, begin + (1.0 if order is None else PACE))
+        schedule = OpenLoop(lambda u: pace(u) + stage.wait, stage.steps)
+        denoiser: Denoiser = self._windowed(stage)
+        if self.prepare is not None:
+            denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)
+        callback, windows = self.callback, self._windows(stage)
+        z = self.process.diffuse(x, schedule.start(x), noise())
+        return sample(
+            denoiser, schedule, z, step=self.step, cond=cond, generator=random,
+            callback=None if callback is None else lambda visit: callback(Moment(stage, visit, windows)),
+        )  # fmt: skip
+
+
+def reduced_hole(hole: Tensor, factor: int) -> Tensor:
+    """At 1/factor, rounded up: a pixel is as much a hole as the most of its parts."""
+    return hole if factor == 1 else functional.max_pool2d(hole, factor, ceil_mode=True)
+
+
+def reduced(x: Tensor, hole: Tensor, factor: int) -> Tensor:
+    """The picture at 1/factor, rounded up: means over what is known."""
+    if factor == 1:
+        return x
+    known = (hole < 1.0).to(x.dtype)
+    padding = (0, -x.shape[3] % factor, 0, -x.shape[2] % factor)
+    share = functional.avg_pool2d(functional.pad(known, padding), factor)
+    total = functional.avg_pool2d(functional.pad(x * known, padding), factor)
+    return total / torch.where(share > 0, share, 1.0)
+
+
+def _ranked(order: Tensor, stage: Stage) -> Tensor:
+    """An order brought to [0, 1] over the pixels that the stage fills."""
+    inside = order.expand_as(stage.start)[stage.start > 0]
+    low, high = inside.min(), inside.max()
+    return ((order - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0)
+
+
+def halvings(hole: Tensor, side: int, window: int) -> int:
+    """How often a picture with this hole is halved at first: until ``side`` is no longer than a window, or nothing of
+    the hole is further than a quarter of a window from what is known."""
+    scales = 0
+    if bool((hole >= 1.0).any()):
+        while side > window * 2**scales and not bool(_near(reduced_hole(hole, 2**scales) < 1.0, window // 4).all()):
+            scales += 1
+    return scales
+
+
+def _near(where: Tensor, distance: int, wrap: bool = False) -> Tensor:
+    """True within so many pixels, across and down, of where a mask [B, 1, H, W] is."""
+    grown = where.float()
+    for dim in (2, 3):
+        reach = min(distance, grown.shape[dim])
+        down, across = (reach, 0) if dim == 2 else (0, reach)
+        grown = functional.pad(grown, (across, across, down, down), mode="circular" if wrap else "constant")
+        grown = functional.max_pool2d(grown, (2 * down + 1, 2 * across + 1), stride=1)
+    return grown > 0
+
+
+def _rings(hole: Tensor, width: int, wrap: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rings around what is known, from the inside out: where the ring is, and what comes after it."""
+    later = hole > 0
+    known = hole < 1.0
+    while bool(later.any()):
+        known = _near(known, width, wrap)
+        ring = later & known
+        if not bool(ring.any()):  # nothing is known from which it could grow: all at once
+            ring = later
+        later = later & ~ring
+        yield ring, later
 
 
 class Box(NamedTuple):
@@ -45,98 +244,13 @@ class Box(NamedTuple):
         return field[..., self.top : self.bottom, self.left : self.right]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """How holes are filled.
-
-    ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
-    noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
-    windows are asked at a time.
-    """
-
-    denoiser: Denoiser
-    process: Process
-    step: Step
-    window: int = 64
-    steps: int = 32
-    refine: float = 0.5
-    batch: int = 64
-    prepare: Prepare | None = None
-    callback: Callable[[Visit], object] | None = None
-
-    def __post_init__(self) -> None:
-        checks.at_least("window", self.window, 8)
-        checks.at_least("steps", self.steps)
-        checks.fraction("refine", self.refine)
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor, hole: Tensor, seeds: list[int], label: int | None = None) -> Tensor:
-        """Fillings [B, C, H, W] of the picture x [1, C, H, W], one per seed; pixels outside the hole are exactly x.
-
-        ``hole`` [1, 1, H, W] is 1 where something is to be generated; between 0 and 1 it is the time that the pixel
-        starts from, as it is.
-        """
-        checks.canvas("x", x)
-        checks.times("hole", hole, x, wait=True)
-        if len(x) != 1:
-            raise ValueError(f"x must be one picture [1, C, H, W], got {checks.shape_of(x)}")
-        hole = hole.float().expand(1, 1, *x.shape[2:])
-        out = x.repeat(len(seeds), 1, 1, 1)
-        for box in boxes(hole[0, 0], self.window):
-            part = self._fill(box.of(x), box.of(hole), seeds, label)
-            box.of(out).copy_(torch.where(box.of(hole) > 0, part, box.of(out)))
-        return out
-
-    def _fill(self, x: Tensor, hole: Tensor, seeds: list[int], label: int | None) -> Tensor:
-        height, width = x.shape[2:]
-        scales = 0
-        while max(height, width) > self.window * 2**scales and bool((hole >= 1).any()):
-            scales += 1
-        unit = 2**scales
-        padding = (0, -width % unit, 0, -height % unit)
-        x, hole = (functional.pad(each, padding, mode="replicate") for each in (x, hole))
-        cond = None if label is None else Cond(label=torch.full((len(seeds),), label, device=x.device))
-        random = generators(seeds)
-        filled: Tensor | None = None
-        for scale in reversed(range(scales + 1)):
-            now, now_hole = reduced(x, hole, 2**scale)
-            start = now_hole
-            if filled is not None:
-                larger = functional.interpolate(filled, scale_factor=2, mode="bicubic", align_corners=False)
-                now = torch.where(now_hole > self.refine, larger.clamp(-1, 1), now)
-                start = now_hole.clamp(max=self.refine)
-            now = now.expand(len(seeds), -1, -1, -1)
-            filled = now if self.refine == 0 and filled is not None else self._denoise(now, start, random, cond)
-        assert filled is not None
-        return filled[..., :height, :width]
-
-    def _denoise(self, x: Tensor, start: Tensor, random: list[torch.Generator], cond: Cond | None) -> Tensor:
-        """x with its pixels at ``start`` noised to that time and brought back."""
-        schedule = inpainting(start, max(1, round(self.steps * float(start.max()))))
-        denoiser: Denoiser = self.denoiser
-        if max(x.shape[2:]) > self.window:
-            denoiser = Windows(denoiser, self.window, hole=start, batch=self.batch)
-        if self.prepare is not None:
-            denoiser = self.prepare(denoiser, start.expand(len(x), -1, -1, -1))
-        z = self.process.diffuse(x, schedule.start(x), draw_noise(x, random))
-        return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=self.callback)
-
-
-def reduced(x: Tensor, hole: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Picture and hole at 1/factor: means over what is known; a pixel is as much a hole as the most of its parts."""
-    if factor == 1:
-        return x, hole
-    known = (hole < 1).float()
-    share = functional.avg_pool2d(known, factor)
-    mean = functional.avg_pool2d(x * known, factor) / torch.where(share > 0, share, 1.0)
-    return mean, functional.max_pool2d(hole, factor)
-
-
 def boxes(hole: Tensor, window: int) -> list[Box]:
-    """Boxes around the holes of a field [H, W]: with as much context on each side as half the hole is wide, and no
-    smaller than a window where the picture is not. Holes whose boxes would meet share one."""
-    height, width = hole.shape
-    found = [_around(box, window, height, width) for box in _parts(hole > 0, max(8, window // 4))]
+    """Boxes around the holes of a field [H, W]. Holes whose boxes would meet share one.
+
+    Where the hole is first filled at 1/f, a box has a context of f eighths of a window on each side, and is no smaller
+    than f windows where the picture is not.
+    """
+    found = [_around(hole, part, window) for part in _parts(hole > 0, max(8, window // 4))]
     merged: list[Box] = []
     while found:
         box = found.pop()
@@ -144,15 +258,8 @@ def boxes(hole: Tensor, window: int) -> list[Box]:
         if meets:
             found = [other for other in found if other not in meets]
             merged = [other for other in merged if other not in meets]
-            joined = [box, *meets]
-            found.append(
-                Box(
-                    min(b.top for b in joined),
-                    min(b.left for b in joined),
-                    max(b.bottom for b in joined),
-                    max(b.right for b in joined),
-                )
-            )
+            tops, lefts, bottoms, rights = zip(box, *meets, strict=True)
+            found.append(Box(min(tops), min(lefts), max(bottoms), max(rights)))
         else:
             merged.append(box)
     return sorted(merged)
@@ -162,16 +269,21 @@ def _meet(a: Box, b: Box) -> bool:
     return a.top < b.bottom and b.top < a.bottom and a.left < b.right and b.left < a.right
 
 
-def _around(box: Box, window: int, height: int, width: int) -> Box:
-    rows = _widened(box.top, box.bottom, window, height)
-    columns = _widened(box.left, box.right, window, width)
-    return Box(rows[0], columns[0], rows[1], columns[1])
+def _around(hole: Tensor, part: Box, window: int) -> Box:
+    """A part of the hole with its context."""
+    height, width = hole.shape
+    top, bottom = max(part.top - window, 0), min(part.bottom + window, height)
+    left, right = max(part.left - window, 0), min(part.right + window, width)
+    side = max(part.bottom - part.top, part.right - part.left) * 4 // 3  # an eighth of the window on each side
+    factor = 2 ** halvings(Box(top, left, bottom, right).of(hole)[None, None], side, window)
+    top, bottom = _widened(part.top, part.bottom, window * factor, height)
+    left, right = _widened(part.left, part.right, window * factor, width)
+    return Box(top, left, bottom, right)
 
 
 def _widened(first: int, last: int, window: int, length: int) -> tuple[int, int]:
     """A span with context on both sides, at least a window long, moved inwards where it would leave the picture."""
-    context = max(window // 4, (last - first) // 2)
-    span = min(max(last - first + 2 * context, window), length)
+    span = min(max(last - first + 2 * (window // 8), window), length)
     start = min(max((first + last - span) // 2, 0), length - span)
     return start, start + span
 

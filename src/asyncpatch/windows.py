@@ -5,12 +5,15 @@
 The bump b falls towards the rim of a window, where its answer knows least. All windows are asked at every visit, so
 that they are denoised together and agree; those in which nothing is ever to be generated are left out, and there the
 canvas itself is the answer. So the cost is that of the hole, not of the canvas.
+
+Windows are asked a number at a time; where memory does not hold that many, half as many from then on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +45,7 @@ class Windows:
     """``denoiser`` on windows of ``size`` pixels, at most ``stride`` apart (half a window by default), equation (1).
 
     ``hole`` [1 or B, 1, H, W] is above 0 where anything will be generated; without it every window is asked. ``wrap``
-    joins opposite edges, for pictures that can be tiled. ``batch`` is how many windows are asked at a time.
+    joins opposite edges, for pictures that can be tiled. ``batch`` is how many windows are asked at a time, at most.
     """
 
     denoiser: Denoiser
@@ -87,43 +90,83 @@ class Windows:
             return Denoised(z)
         t = t.expand(len(z), 1, height, width)
         weight = bump(len(places[0][0]), z.device)[:, None] * bump(len(places[0][1]), z.device)
+        if len(places) == 1:
+            weight = torch.ones_like(weight)  # nothing to blend: the answer as it is, to the last bit
         above, below = torch.zeros_like(z), torch.zeros_like(t)
         spread: Tensor | None = None
-        at_once = max(1, self.batch // len(z))
-        for k in range(0, len(places), at_once):
-            some = places[k : k + at_once]
-            cut_z = torch.cat([_cut(z, place) for place in some])
-            cut_t = torch.cat([_cut(t, place) for place in some])
-            out = check_answer(self.denoiser(cut_z, cut_t, _cut_cond(cond, some)), cut_z)
-            for place, x in zip(some, torch.split(out.x.to(z.dtype), len(z)), strict=True):
-                _add(above, place, weight * x)
-                _add(below, place, weight)
+        todo = [Piece(place, 0, len(z)) for place in places]
+        while todo:
+            some, rest = _first(todo, self.batch)
+            cut_z = torch.cat([piece.of(z) for piece in some])
+            cut_t = torch.cat([piece.of(t) for piece in some])
+            try:
+                out: Denoised | None = self.denoiser(cut_z, cut_t, _cut_cond(cond, some))
+            except RuntimeError as error:
+                if len(cut_z) == 1 or not is_out_of_memory(error):
+                    raise
+                out = None  # once this block is left, what it held is free
+            if out is None:
+                object.__setattr__(self, "batch", len(cut_z) // 2)
+                if z.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            out, todo = check_answer(out, cut_z), rest
+            sizes = [piece.last - piece.first for piece in some]
+            for piece, x in zip(some, torch.split(out.x.to(z.dtype), sizes), strict=True):
+                piece.add(above, weight * x)
+                piece.add(below, weight)
             if out.logvar is not None:
                 spread = torch.zeros_like(t) if spread is None else spread
-                for place, logvar in zip(some, torch.split(out.logvar.to(t.dtype), len(z)), strict=True):
-                    _add(spread, place, weight * logvar)
+                for piece, logvar in zip(some, torch.split(out.logvar.to(t.dtype), sizes), strict=True):
+                    piece.add(spread, weight * logvar)
         seen = below > 0
         x = torch.where(seen, above / torch.where(seen, below, 1.0), z)
         return Denoised(x, None if spread is None else spread / torch.where(seen, below, 1.0))
 
 
-def _cut(field: Tensor, place: tuple[Tensor, Tensor]) -> Tensor:
-    rows, columns = place
-    return field.index_select(2, rows).index_select(3, columns)
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error of its own for it; CPU and MPS only say so."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory")
+    )
 
 
-def _add(field: Tensor, place: tuple[Tensor, Tensor], value: Tensor) -> None:
-    rows, columns = place
-    field[:, :, rows[:, None], columns] += value
+class Piece(NamedTuple):
+    """Some pictures of a batch, cut to a window."""
+
+    place: tuple[Tensor, Tensor]
+    first: int
+    last: int
+
+    def of(self, field: Tensor) -> Tensor:
+        rows, columns = self.place
+        return field[self.first : self.last].index_select(2, rows).index_select(3, columns)
+
+    def add(self, field: Tensor, value: Tensor) -> None:
+        rows, columns = self.place
+        field[self.first : self.last, :, rows[:, None], columns] += value
 
 
-def _cut_cond(cond: Cond | None, places: list[tuple[Tensor, Tensor]]) -> Cond | None:
-    """What the question says besides, for every window: fields are cut like the canvas, a label is the same for all."""
+def _first(todo: list[Piece], most: int) -> tuple[list[Piece], list[Piece]]:
+    """As many pieces as hold no more than ``most`` pictures, the last of them parted if need be, and the rest."""
+    some, left = [], most
+    for k, piece in enumerate(todo):
+        if piece.last - piece.first > left:
+            middle = piece.first + left
+            if left:
+                some.append(piece._replace(last=middle))
+            return some, [piece._replace(first=middle), *todo[k + 1 :]]
+        some.append(piece)
+        left -= piece.last - piece.first
+    return some, []
+
+
+def _cut_cond(cond: Cond | None, pieces: list[Piece]) -> Cond | None:
+    """What the question says besides, for every piece: fields are cut like the canvas, labels go with their picture."""
     if cond is None:
         return None
     return Cond._make(
         None if each is None
-        else torch.cat([_cut(each, place) for place in places]) if each.dim() == 4
-        else torch.cat([each] * len(places))
+        else torch.cat([piece.of(each) if each.dim() == 4 else each[piece.first : piece.last] for piece in pieces])
         for each in cond
     )  # fmt: skip

@@ -1,0 +1,292 @@
+"""Holes of any size: the right law in one window, the stages that were promised, and nothing outside touched."""
+
+import pytest
+import torch
+
+from asyncpatch.completion import Box, Completion, Stage, boxes, halvings, reduced, reduced_hole
+from asyncpatch.oracle import gaussian_field
+from asyncpatch.process import RectifiedFlow
+from asyncpatch.protocols import Cond, Denoised
+from asyncpatch.steps import ddim
+from oracle import Law, conditional, law_of
+
+PROCESS = RectifiedFlow()
+
+
+def completion(denoiser, **settings):
+    return Completion(denoiser=denoiser, process=PROCESS, step=ddim(PROCESS), **settings)
+
+
+class Grey:
+    """Says that everything is of one grey, and remembers what it was asked."""
+
+    def __init__(self, value=0.25):
+        self.value, self.asked = value, []
+
+    def __call__(self, z, t, cond=None):
+        self.asked.append((z.clone(), t.clone(), cond))
+        return Denoised(torch.full_like(z, self.value))
+
+
+def square(height, width, top, left, side, value=1.0):
+    hole = torch.zeros(1, 1, height, width)
+    hole[..., top : top + side, left : left + side] = value
+    return hole
+
+
+def test_a_hole_in_one_window_has_the_conditional_law():
+    exact = gaussian_field(PROCESS, 8, 8, length=1.5)
+    hole = square(8, 8, 2, 3, 3)
+    x = exact.draw(1, generator=torch.Generator().manual_seed(5)).float()
+    many = 3000
+    made = completion(exact, window=8, steps=50)(x.expand(many, -1, -1, -1), hole, range(many))
+    inside = hole.flatten() > 0
+    wanted = conditional(law_of(exact), ~inside, x.double().flatten())
+    found = Law(made.double().flatten(1).mean(0), made.double().flatten(1).T.cov())
+    spread = wanted.covariance.diagonal()[inside].sqrt()
+    assert ((found.mean - wanted.mean)[inside].abs() / spread).max() < 0.1
+    off = (found.covariance - wanted.covariance)[inside][:, inside].norm()
+    assert off / wanted.covariance[inside][:, inside].norm() < 0.08
+
+
+@pytest.mark.parametrize("rings", [False, True])
+@pytest.mark.parametrize("size", [(8, 8), (37, 51), (64, 24)])
+def test_outside_the_hole_nothing_changes_and_inside_all_does(rings, size):
+    x = torch.rand(2, 3, *size) * 2 - 1
+    hole = square(*size, 2, 1, 6)
+    hole[..., 5:, size[1] // 2 :] = 0.7
+    made = completion(Grey(), window=8, steps=4, rings=rings)(x, hole, [1, 2])
+    assert torch.equal(made[hole.expand_as(x) == 0], x[hole.expand_as(x) == 0])
+    assert torch.allclose(made[hole.expand_as(x) > 0], torch.tensor(0.25), atol=1e-6)
+    assert torch.equal(completion(Grey(), window=8)(x, torch.zeros(1, 1, *size), [1, 2]), x)
+
+
+def test_large_holes_are_filled_from_coarse_to_fine():
+    """Equation (1) at 1/8, then (2) at 1/4, 1/2 and 1, from the time ``refine``."""
+    hole = square(128, 128, 32, 32, 64)
+    grey = Grey()
+    how = completion(grey, window=16, steps=10, refine=0.4)
+    x = torch.zeros(1, 3, 128, 128)
+    stages = list(how.stages(hole))
+    assert [(stage.factor, stage.steps, float(stage.start.max())) for stage in stages] == [
+        (8, 10, 1.0), (4, 4, pytest.approx(0.4)), (2, 4, pytest.approx(0.4)), (1, 4, pytest.approx(0.4)),
+    ]  # fmt: skip
+    assert [list(stage.start.shape[2:]) for stage in stages] == [[16, 16], [32, 32], [64, 64], [128, 128]]
+    how(x, hole, [0])
+    assert sum(len(z) for z, _, _ in grey.asked) == how.work(hole)
+    first = grey.asked[0][1]
+    assert first.shape == (1, 1, 16, 16)
+    assert first.max() == 1.0
+    assert max(float(t.max()) for _, t, _ in grey.asked[10:]) == pytest.approx(0.4)
+
+
+def test_without_refinement_the_coarse_filling_is_enlarged():
+    hole = square(32, 32, 8, 8, 16)
+    grey = Grey(0.5)
+    made = completion(grey, window=16, steps=3, refine=0.0)(torch.zeros(1, 1, 32, 32), hole, [0])
+    assert len(grey.asked) == 3
+    assert made[0, 0, 12:20, 12:20] == pytest.approx(torch.full((8, 8), 0.5))
+
+
+def test_refining_starts_from_the_coarse_filling():
+    """At time r the canvas is (1 - r) of the enlarged filling plus r of noise: its mean says which filling it was."""
+    seen = []
+
+    def coarse_then_watch(z, t, cond=None):
+        if float(t.max()) > 0.5:
+            return Denoised(torch.full_like(z, 0.8))
+        inside = t > 0
+        seen.append(float((z / (1 - t))[inside].mean()))
+        return Denoised(torch.full_like(z, 0.8))
+
+    completion(coarse_then_watch, window=16, steps=8, refine=0.5)(
+        torch.full((1, 1, 64, 64), -0.5), square(64, 64, 16, 16, 32), [3]
+    )
+    assert seen
+    assert seen[0] == pytest.approx(0.8, abs=0.15)
+
+
+def test_grey_holes_start_from_what_is_there_at_full_size():
+    grey = Grey()
+    x = torch.full((1, 1, 40, 40), 0.9)
+    completion(grey, window=16, steps=10)(x, square(40, 40, 10, 10, 20, 0.3), [0])
+    z, t, _ = grey.asked[0]
+    assert t.max() == pytest.approx(0.3)
+    assert (z[t > 0] / 0.7).mean() == pytest.approx(0.9, abs=0.1)
+
+
+def test_what_is_known_is_averaged_and_what_is_not_is_left_out():
+    x = torch.tensor([[1.0, 3.0, 0.0], [5.0, 100.0, 4.0]])[None, None]
+    hole = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.5]])[None, None]
+    assert reduced(x, hole, 2).flatten().tolist() == [3.0, 4.0]
+    assert reduced_hole(hole, 2).flatten().tolist() == [1.0, 1.0]
+    assert reduced_hole(square(4, 4, 0, 0, 2), 2).flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("hole", "wanted"),
+    [
+        (square(64, 64, 8, 8, 48), 0),  # fits
+        (square(128, 128, 32, 32, 64), 1),  # must be halved to fit
+        (square(1000, 1000, 500, 500, 32), 0),  # nothing is further than 16 from what is known
+        (square(1000, 1000, 500, 500, 34), 1),
+        (torch.ones(1, 1, 256, 256), 2),  # nothing is known
+        (square(300, 300, 0, 0, 300, 0.5), 0),  # all of it can be seen, half
+    ],
+)
+def test_a_picture_is_halved_until_a_window_sees_across(hole, wanted):
+    assert halvings(hole, max(hole.shape[2:]), 64) == wanted
+
+
+def test_a_strip_is_not_reduced_by_its_length():
+    strip = torch.zeros(1, 1, 3000, 500)
+    strip[..., 436:] = 1
+    assert halvings(strip, 3000, 64) == 2
+    (box,) = boxes(strip[0, 0], 64)
+    assert box == Box(0, 244, 3000, 500)
+
+
+def test_boxes_hold_the_hole_and_little_else():
+    hole = torch.zeros(3000, 4000)
+    hole[1000:1040, 2000:2040] = 1
+    hole[0:10, 3990:4000] = 0.5
+    found = boxes(hole, 64)
+    assert found == [Box(0, 3936, 64, 4000), Box(988, 1988, 1052, 2052)]
+    assert sum(float(box.of(hole).sum()) for box in found) == float(hole.sum())
+    assert boxes(torch.zeros(100, 100), 64) == []
+    assert boxes(torch.ones(20, 30), 64) == [Box(0, 0, 20, 30)]
+
+
+def test_holes_that_are_near_share_a_box():
+    hole = torch.zeros(500, 500)
+    hole[100:110, 100:110] = 1
+    hole[100:110, 150:160] = 1
+    hole[400:410, 400:410] = 1
+    found = boxes(hole, 64)
+    assert len(found) == 2
+    assert found[0].left < 100
+    assert found[0].right > 160
+
+
+def test_a_small_hole_costs_the_same_in_a_large_picture():
+    costs = []
+    for height, width in ((256, 256), (1500, 2000), (3000, 4000)):
+        hole = torch.zeros(height, width)
+        hole[100:180, 120:170] = 1
+        (box,) = boxes(hole, 64)
+        costs.append((completion(Grey()).work(box.of(hole)[None, None]), box.bottom - box.top, box.right - box.left))
+    assert costs[0] == costs[1] == costs[2]
+
+
+def test_rings_grow_from_what_is_known():
+    """Within a ring's stage what is further out stands at 1, what is further in at 0."""
+    hole = 1 - square(40, 40, 16, 16, 8)
+    grey = Grey()
+    how = completion(grey, window=16, steps=2, rings=True)
+    stages = list(how.stages(hole))
+    assert len(stages) == 2  # from 16 to 8, then to 0
+    assert torch.equal(stages[0].start, square(40, 40, 8, 8, 24) * hole)
+    assert torch.equal(stages[0].wait, 1 - square(40, 40, 8, 8, 24))
+    assert float(stages[1].wait.max()) == 0
+    assert sum(stage.start for stage in stages).equal(hole)
+    made = how(torch.zeros(1, 3, 40, 40), hole, [0])
+    assert sum(len(z) for z, _, _ in grey.asked) == how.work(hole)
+    assert torch.allclose(made[hole.expand_as(made) > 0], torch.tensor(0.25), atol=1e-6)
+    assert all(t.max() <= 1 and (t == 0).any() for _, t, _ in grey.asked)
+
+
+def correlation(x, dim, shift=1):
+    """Of neighbours along a side, going round."""
+    return float((x * x.roll(shift, dim)).mean() / x.square().mean())
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_field_grown_in_rings_is_nearly_right(wrap):
+    """A Gaussian field with a short memory: neighbours are correlated as they should be, across rings too, and with
+    ``wrap`` across the edges of the picture."""
+    small = gaussian_field(PROCESS, 16, 16, length=1.5)
+    true = small.draw(2000, generator=torch.Generator().manual_seed(1))
+    near = float((true[..., 1:] * true[..., :-1]).mean() / true.square().mean())
+    hole = 1 - square(32, 32, 12, 12, 8)
+    x = torch.zeros(40, 1, 32, 32)
+    x[..., 12:20, 12:20] = small.draw(40, generator=torch.Generator().manual_seed(2)).float()[..., :8, :8]
+    made = completion(small, window=16, steps=40, rings=True, wrap=wrap)(x, hole, range(40))
+    inner = made[..., 1:-1, 1:-1]
+    for dim in (2, 3):
+        pairs = (inner * made.roll(1, dim)[..., 1:-1, 1:-1]).mean() / inner.square().mean()
+        assert float(pairs) == pytest.approx(near, rel=0.12)
+        edge = (made.select(dim, 0) * made.select(dim, 31)).mean() / made.square().mean()
+        assert (float(edge) > 0.7 * near) == wrap
+    assert float(made.square().mean()) == pytest.approx(float(true.square().mean()), rel=0.15)
+
+
+def test_an_order_says_who_is_first():
+    times = []
+
+    def watch(moment):
+        times.append(moment.visit.t[0, 0, 4])
+
+    order = torch.linspace(5.0, 9.0, 16).expand(1, 1, 16, 16)
+    hole = torch.ones(1, 1, 16, 16)
+    hole[..., 0] = 0
+    completion(Grey(), window=16, steps=20, callback=watch)(torch.zeros(1, 1, 16, 16), hole, [0], order=order)
+    row = torch.stack(times)
+    assert len(row) == 20
+    assert (row[:, 0] == 0).all()  # known
+    assert torch.equal(row[0, 1:], torch.ones(15))
+    assert (row[1:, 1:].diff(dim=1) >= 0).all()
+    assert row[10, 1] == pytest.approx(0.0, abs=1e-6)  # the first is done where the last begins
+    assert row[10, 15] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_picture_depends_on_its_own_seed_alone():
+    exact = gaussian_field(PROCESS, 8, 8, length=2.0)
+    x, hole = torch.zeros(3, 1, 16, 16), square(16, 16, 4, 4, 8)
+    how = completion(exact, window=8, steps=4)
+    together = how(x, hole, [7, 8, 9])
+    alone = how(x[:1], hole, [8])
+    assert torch.allclose(together[1:2], alone, atol=1e-5)
+    assert not torch.allclose(together[0], together[1], atol=0.1)
+
+
+def test_labels_reach_the_denoiser():
+    grey = Grey()
+    completion(grey, window=8, steps=1)(
+        torch.zeros(2, 1, 12, 12), torch.ones(1, 1, 12, 12), [0, 1], Cond(label=torch.tensor([4, 6]))
+    )
+    assert all(set(cond.label.tolist()) <= {4, 6} for _, _, cond in grey.asked)
+
+
+def test_guidance_is_told_where_a_stage_starts_and_gets_noise():
+    given = []
+
+    def prepare(denoiser, start, noise):
+        given.append((start.clone(), noise().shape))
+        return denoiser
+
+    hole = square(32, 32, 8, 8, 16)
+    completion(Grey(), window=16, steps=4, prepare=prepare)(torch.zeros(1, 3, 32, 32), hole, [0])
+    assert [list(start.shape[2:]) for start, _ in given] == [[16, 16], [32, 32]]
+    assert torch.equal(given[1][0], hole * 0.5)
+    assert given[1][1] == (1, 3, 32, 32)
+
+
+def test_a_callback_sees_every_visit_and_can_break_off():
+    moments = []
+    hole = square(32, 32, 8, 8, 16)
+    how = completion(Grey(), window=16, steps=4, callback=moments.append)
+    how(torch.zeros(1, 3, 32, 32), hole, [0])
+    assert all(isinstance(moment.stage, Stage) for moment in moments)
+    assert sum(moment.windows for moment in moments) == how.work(hole)
+    assert [moment.stage.factor for moment in moments] == [2] * 4 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"window": 4}, "window"), ({"steps": 0}, "steps"), ({"refine": 2.0}, "refine"), ({"wrap": True}, "rings")],
+)
+def test_mistakes_are_said(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        completion(Grey(), **wrong)
+    with pytest.raises(ValueError, match="one per picture"):
+        completion(Grey())(torch.zeros(2, 3, 8, 8), torch.ones(1, 1, 8, 8), [0])
