@@ -19,3 +19,20 @@ def process(request):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder with a network of 16 pixels and three labels. It is not trained, but it says something of everything."""
+    from asyncpatch.models.folder import Model
+    from asyncpatch.models.unet import UNet
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = UNet(labels=3, width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0)
+        for weight in net.parameters():
+            if weight.dim() > 1 and not weight.any():  # layers that start at 0
+                torch.nn.init.normal_(weight, std=0.1)
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    Model(net, RectifiedFlow(), "v", 16, ("tabby", "cat", "Golden retriever")).save(folder)
+    return folder

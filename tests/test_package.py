@@ -16,15 +16,16 @@ SOURCE = ROOT / "src" / "asyncpatch"
 
 # Each module may import those on the lines above its own, and nothing on its own line or below.
 ARROWS = """
-checks
+checks options
 protocols fields
 process
 parameterization oracle
 time_sampling schedules steps loss
 sampling guidance coverage drawing windows
 completion
-models data metrics images
-train
+models data metrics images settings
+train pipelines
+frames
 recipes
 cli
 __main__

@@ -72,7 +72,7 @@ class Completion:
     ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
     noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
     windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
-    ``prepare`` puts guidance around the denoiser; ``callback`` sees every visit, and breaks off by returning True.
+    ``prepare`` puts guidance around the denoiser; ``callback`` sees every visit (to break the work off, let it raise).
     """
 
     denoiser: Denoiser
@@ -102,8 +102,8 @@ class Completion:
         """The pictures x [B, C, H, W] with their holes filled; pixels outside them are exactly those of x.
 
         ``hole`` [B, 1, H, W] (or broadcastable) is 1 where something is to be generated; between 0 and 1 it is the
-        time that the pixel starts from, as it is. There is one seed per picture. ``order`` [1, 1, H, W] says which
-        pixels come first where filling starts from noise: those with small values.
+        time that the pixel starts from, as it is. There is one seed per picture. ``order`` (of the hole's shape) says
+        which pixels come first where filling starts from noise: those with small values.
         """
         checks.canvas("x", x)
         checks.times("hole", hole, x, wait=True)
@@ -160,7 +160,8 @@ class Completion:
 
         begin: Tensor | float = 0.0
         if order is not None:
-            begin = (1.0 - PACE) * _ranked(reduced(order.to(x), torch.zeros_like(order).to(x), stage.factor), stage)
+            whole = reduced(order.to(x), torch.zeros_like(order.to(x)), stage.factor)
+            begin = (1.0 - PACE) * _ranked(whole, stage.start)
         pace = Pace(stage.start, begin, begin + (1.0 if order is None else PACE))
         schedule = OpenLoop(lambda u: pace(u) + stage.wait, stage.steps)
         denoiser: Denoiser = self._windowed(stage)
@@ -168,10 +169,12 @@ class Completion:
             denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)
         callback, windows = self.callback, self._windows(stage)
         z = self.process.diffuse(x, schedule.start(x), noise())
-        return sample(
-            denoiser, schedule, z, step=self.step, cond=cond, generator=random,
-            callback=None if callback is None else lambda visit: callback(Moment(stage, visit, windows)),
-        )  # fmt: skip
+
+        def tell(visit: Visit) -> None:
+            if callback is not None:
+                callback(Moment(stage, visit, windows))
+
+        return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
 
 
 def reduced_hole(hole: Tensor, factor: int) -> Tensor:
@@ -190,10 +193,11 @@ def reduced(x: Tensor, hole: Tensor, factor: int) -> Tensor:
     return total / torch.where(share > 0, share, 1.0)
 
 
-def _ranked(order: Tensor, stage: Stage) -> Tensor:
-    """An order brought to [0, 1] over the pixels that the stage fills."""
-    inside = order.expand_as(stage.start)[stage.start > 0]
-    low, high = inside.min(), inside.max()
+def _ranked(order: Tensor, start: Tensor) -> Tensor:
+    """An order brought to [0, 1] over the pixels of each picture that are to be filled."""
+    order = order.expand_as(start)
+    low = torch.where(start > 0, order, torch.inf).amin((1, 2, 3), keepdim=True)
+    high = torch.where(start > 0, order, -torch.inf).amax((1, 2, 3), keepdim=True)
     return ((order - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0)
 
 

@@ -281,6 +281,14 @@ def picture_from(source: object, *, limit: int = PIXELS) -> Picture:
     )
 
 
+def blank(height: int, width: int, *, limit: int = PIXELS) -> Picture:
+    """A picture of which nothing is known yet: middle grey, RGB, 8 bits."""
+    _at_least("height", height, 1)
+    _at_least("width", width, 1)
+    _within("the picture", height, width, limit)
+    return Picture(levels=np.full((height, width, 3), 128, np.uint8))
+
+
 def read_hole(
     source: object, size: tuple[int, int] | None = None, *, invert: bool = False, limit: int = PIXELS
 ) -> ReadHole:
@@ -735,13 +743,17 @@ def _same_size(name: str, got: tuple[int, ...], size: tuple[int, int]) -> None:
 
 
 def check_target(
-    path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[str | os.PathLike[str]] = ()
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    suffixes: Iterable[str] = tuple(WRITABLE),
 ) -> None:
     """Raises the ImageError that `write` would raise for this path: to be asked before the work, not after."""
     path = Path(path)
-    if path.suffix.lower() not in WRITABLE:
+    if path.suffix.lower() not in suffixes:
         came = f"the suffix {path.suffix!r}" if path.suffix else "no suffix"
-        raise ImageError(f"{path}: has {came}; what can be written is {', '.join(WRITABLE)}")
+        raise ImageError(f"{path}: has {came}; what can be written is {', '.join(suffixes)}")
     try:
         for each in inputs:
             if path.resolve() == Path(each).resolve() or (
@@ -783,6 +795,12 @@ def write(
     path, inputs = Path(path), tuple(inputs)
     check_target(path, force=force, inputs=inputs)
     data, notes = _encoded(picture, WRITABLE[path.suffix.lower()], str(path))
+    write_bytes(data, path, lambda: check_target(path, force=force, inputs=inputs))
+    return notes
+
+
+def write_bytes(data: bytes, path: Path, check: Callable[[], None]) -> None:
+    """Writes a file under another name in the same folder, asks ``check`` again whether it may, and renames it."""
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         try:
@@ -790,13 +808,12 @@ def write(
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            check_target(path, force=force, inputs=inputs)  # somebody else may have been quicker
+            check()  # somebody else may have been quicker
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise ImageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return notes
 
 
 def _encoded(picture: Picture, kind: str, name: str) -> tuple[bytes, tuple[str, ...]]:

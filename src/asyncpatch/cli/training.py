@@ -1,8 +1,7 @@
-"""The command line. Heavy imports stand inside the commands, so that ``--help`` is instant."""
+"""Commands that make models."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -10,51 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpatch import __version__, recipes
-from asyncpatch.train.config import Recipe, choices, types_of
+from asyncpatch import recipes
+from asyncpatch.cli.common import fail, field_options, with_options
+from asyncpatch.train.config import Recipe
 
-app = typer.Typer(
-    name="asyncpatch", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None,
-    help="Asynchronous diffusion: image models in which every pixel has its own noise level.",
-)  # fmt: skip
+app = typer.Typer()
 
 
-@app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-def fail(message: object, code: int = 2) -> typer.Exit:
-    typer.secho(f"error: {message}", fg="red", err=True)
-    return typer.Exit(code)
-
-
-def _recipe_options() -> list[inspect.Parameter]:
-    """An option for every field of ``Recipe``, which leaves the recipe's own value unless it is given."""
-    kinds, options = types_of(Recipe), []
-    for each in fields(Recipe):
-        kind, name = kinds[each.name], "--" + each.name.replace("_", "-")
-        words = f" [{'|'.join(choices(kind))}]" if choices(kind) else ""
-        option = typer.Option(
-            f"{name}/--no{name[1:]}" if kind is bool else name, help=each.metadata["help"] + words,
-            metavar=None if kind is bool else kind.__name__.upper() if kind in (int, float) else "VALUE",
-            rich_help_panel="Recipe", show_default=False,
-        )  # fmt: skip
-        given: Any = (bool if kind is bool else str) | None
-        options.append(
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[given, option]
-            )
-        )
-    return options
-
-
-def _train(
-    recipe: str | None, data: list[str] | None, run: Path, init: str | None, resume: bool, cache: Path | None,
-    minutes: float | None, **given: Any,
-) -> None:  # fmt: skip
+@app.command("train")
+@with_options(field_options(Recipe, "Recipe"))
+def train(
+    recipe: Annotated[str | None, typer.Option(help=f"one of {', '.join(recipes.ALL)}")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="pictures to train on; may be given several times")] = None,
+    run: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/default"),
+    init: Annotated[str | None, typer.Option(help="a model folder to start from (fine-tuning)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="save and stop after so many minutes")] = None,
+    **given: Any,
+) -> None:
     """Train a model on your pictures.
 
     Start with a recipe and change what you like:
@@ -96,25 +71,6 @@ def _train(
         raise fail(error, 1) from None
     if int(os.environ.get("RANK", "0")) == 0:
         typer.echo(f"done: the model is in {model}, the report in {run / 'report.html'}")
-
-
-_OWN = [
-    ("recipe", str | None, None, typer.Option(help=f"one of {', '.join(recipes.ALL)}")),
-    ("data", list[str] | None, None, typer.Option(help="pictures to train on; may be given several times")),
-    ("run", Path, Path("runs/default"), typer.Option("--out", help="folder of the run")),
-    ("init", str | None, None, typer.Option(help="a model folder to start from (fine-tuning)")),
-    ("resume", bool, False, typer.Option("--resume", help="go on from the newest checkpoint")),
-    ("cache", Path | None, None, typer.Option(help="where decoded data are kept [default: user's cache folder]")),
-    ("minutes", float | None, None, typer.Option(help="save and stop after so many minutes")),
-]
-_train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
-        for name, kind, default, option in _OWN
-    ]
-    + _recipe_options()
-)
-app.command("train")(_train)
 
 
 @app.command("recipes")

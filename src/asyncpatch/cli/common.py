@@ -1,0 +1,54 @@
+"""What all commands share: how they fail, and options made from the fields of a dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from asyncpatch.options import choices, types_of
+
+
+def fail(message: object, code: int = 2) -> typer.Exit:
+    typer.secho(f"error: {message}", fg="red", err=True)
+    return typer.Exit(code)
+
+
+def option(name: str, kind: Any, default: Any, how: Any) -> inspect.Parameter:
+    """A parameter as typer reads it."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, how])
+
+
+def field_options(kind: type, panel: str, *, show_defaults: bool = False) -> list[inspect.Parameter]:
+    """An option for every field of a dataclass of `options`, None unless it is given."""
+    kinds, made = types_of(kind), []
+    for each in fields(kind):
+        of, name = kinds[each.name], "--" + each.name.replace("_", "-")
+        words = f" [{'|'.join(choices(of))}]" if choices(of) else ""
+        default = f" [default: {each.default}]" if show_defaults else ""
+        how = typer.Option(
+            f"{name}/--no{name[1:]}" if of is bool else name, help=each.metadata["help"] + words + default,
+            metavar=None if of is bool else of.__name__.upper() if of in (int, float) else "VALUE",
+            rich_help_panel=panel, show_default=False,
+        )  # fmt: skip
+        made.append(option(each.name, (bool if of is bool else str) | None, None, how))
+    return made
+
+
+def with_options(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Puts options in the place of a command's ``**given``."""
+
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        more = [each for group in groups for each in group]
+        command.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+        return command
+
+    return extended

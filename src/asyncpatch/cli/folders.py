@@ -1,0 +1,138 @@
+"""Folders in, folders out: batched, resumable, and one broken picture does not stop the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from asyncpatch.cli.pictures import Job, numbered
+from asyncpatch.images import ImageError, write
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".avif", ".jp2", ".qoi"}
+AT_ONCE = 16
+"""Pictures that are worked on together."""
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """All pictures below a folder, but for what is hidden."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def inpaint_folder(
+    job: Job, folder: Path, mask: Path | None, masks: Path | None, shard: tuple[int, int], shape: dict[str, Any]
+) -> None:
+    """Every picture of the folder, with the mask of its name from ``masks``, or with the one ``mask``.
+
+    Results are PNG, in folders of the same names. Those that exist are taken as done. Every picture gets the same
+    seeds, so that one of them alone can be made again.
+    """
+    if (mask is None) == (masks is None):
+        raise ValueError("for a folder of pictures give --masks, a folder, or --mask for all of them")
+    if masks is not None and not masks.is_dir():
+        raise ValueError(f"--masks must be a folder, got {masks}; for one mask use --mask")
+    if job.output is None or job.output.suffix or job.grid or job.gif:
+        raise ValueError("for a folder of pictures give -o, a folder; --grid and --gif are for one picture")
+    if job.output.resolve() == folder.resolve() or (masks is not None and job.output.resolve() == masks.resolve()):
+        raise ValueError(f"{job.output}: is an input, and inputs are never overwritten; choose another folder")
+    everything = pictures_in(folder)
+    if not everything:
+        raise ValueError(f"{folder}: there are no pictures in it")
+    targets = _targets(everything, folder, job)
+    mine = everything[shard[0] :: shard[1]]
+    todo = [path for path in mine if job.force or not all(file.exists() for file in targets[path])]
+    if len(todo) < len(mine):
+        typer.echo(f"{len(mine) - len(todo)} of {len(mine)} pictures are there already", err=True)
+    if not todo:
+        return
+    drawn = _masks_in(masks) if masks is not None else {}
+    pipeline = job.pipeline()
+    plans = pipeline.plan_generate(**job.chosen)  # draws the seed, which is then the same for all
+    seed, failed = plans.tasks[0].seeds[0], dict[Path, str]()
+    typer.echo(f"seed {seed}", err=True)
+    columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=len(todo))
+        for first in range(0, len(todo), AT_ONCE):
+            some = todo[first : first + AT_ONCE]
+            ready: dict[Path, Plan] = {}
+            for path in some:
+                try:
+                    hole = mask or _mask_of(path.relative_to(folder), drawn, masks)
+                    chosen = {**job.chosen, "seed": seed}
+                    ready[path] = pipeline.plan_inpaint(path, hole, **shape, **chosen)
+                except (ImageError, OSError) as error:
+                    failed[path] = str(error)
+            failed |= _finish(pipeline, ready, targets, job.force)
+            progress.advance(bar, len(some))
+    typer.echo(f"wrote {len(todo) - len(failed)} pictures to {job.output}")
+    if failed:
+        for said in failed.values():
+            typer.secho(f"error: {said}", fg="red", err=True)
+        typer.secho(f"{len(failed)} of {len(todo)} pictures could not be done", fg="red", err=True)
+        raise typer.Exit(1)
+
+
+def _finish(
+    pipeline: AsyncPatchPipeline, ready: dict[Path, Plan], targets: dict[Path, list[Path]], force: bool
+) -> dict[Path, str]:
+    """Fills and writes; what went wrong, by picture."""
+    if not ready:
+        return {}
+    plans = list(ready.values())
+    together = replace(plans[0], tasks=[plan.tasks[0] for plan in plans])
+    failed: dict[Path, str] = {}
+    try:
+        results = pipeline.run(together)
+    except (ValueError, FloatingPointError, RuntimeError) as error:
+        if len(ready) == 1:
+            return {next(iter(ready)): f"{next(iter(ready))}: {error}"}
+        for path, plan in ready.items():  # one of them is to blame
+            failed |= _finish(pipeline, {path: plan}, targets, force)
+        return failed
+    for path, made in zip(ready, results, strict=True):
+        try:
+            for picture, file in zip(made.pictures, targets[path], strict=True):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if force or not file.exists():
+                    write(picture, file, force=force, inputs=[path])
+        except (ImageError, OSError) as error:
+            failed[path] = str(error)
+    return failed
+
+
+def _targets(everything: list[Path], folder: Path, job: Job) -> dict[Path, list[Path]]:
+    """What each picture becomes: a.jpg becomes a.png, or a.jpg.png where there is an a.png too."""
+    assert job.output is not None
+    stems = Counter(path.with_suffix("") for path in everything)
+    found = {}
+    for path in everything:
+        inside = path.relative_to(folder)
+        name = inside.stem if stems[path.with_suffix("")] == 1 else inside.name
+        file = job.output / inside.parent / f"{name}.png"
+        found[path] = [file] if job.n == 1 else numbered(file, job.n)
+    return found
+
+
+def _masks_in(masks: Path) -> dict[Path, list[Path]]:
+    """The masks of a folder, by their names without suffix."""
+    found: dict[Path, list[Path]] = {}
+    for path in pictures_in(masks):
+        found.setdefault(path.relative_to(masks).with_suffix(""), []).append(path)
+    return found
+
+
+def _mask_of(inside: Path, drawn: dict[Path, list[Path]], masks: Path | None) -> Path:
+    found = drawn.get(inside.with_suffix(""), [])
+    exact = [path for path in found if path.name == inside.name]
+    if len(exact or found) != 1:
+        several = f"there are several: {', '.join(str(path) for path in found)}" if found else "there is none"
+        raise ImageError(f"{inside}: its mask must be {inside.stem}.png (or alike) in {masks}, but {several}")
+    return (exact or found)[0]

@@ -1,0 +1,339 @@
+"""Commands that make pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from asyncpatch.cli.common import fail, field_options, option, with_options
+from asyncpatch.options import parse, types_of
+from asyncpatch.settings import Settings
+
+if TYPE_CHECKING:
+    from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
+
+app = typer.Typer()
+
+LONG = 10.0
+"""Seconds: of what takes longer the estimated time is said first."""
+
+_RESULT = "Result"
+_SHARED = [
+    option("n", int, 1, typer.Option("-n", help="how many candidates", rich_help_panel=_RESULT)),
+    option("output", Path | None, None, typer.Option("-o", "--output", help="file, or folder, to write",
+                                                     rich_help_panel=_RESULT, show_default=False)),
+    option("force", bool, False, typer.Option("--force", help="overwrite files that exist", rich_help_panel=_RESULT)),
+    option("grid", bool, False, typer.Option("--grid", help="all on one sheet, in one file", rich_help_panel=_RESULT)),
+    option("gif", Path | None, None, typer.Option(help="write the denoising as it ran, as a GIF",
+                                                  rich_help_panel=_RESULT, show_default=False)),
+    option("label", str | None, None, typer.Option(help="what it shows [default: the model is not told]",
+                                                   rich_help_panel="Sampling", show_default=False)),
+    option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
+                                                  rich_help_panel="Sampling", show_default=False)),
+    *field_options(Settings, "Sampling", show_defaults=True),
+]  # fmt: skip
+_MACHINE = [
+    option("model", Path | None, None, typer.Option(help="model folder [default: the one that ships]",
+                                                    rich_help_panel="Machine", show_default=False)),
+    option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
+    option("precision", str, "auto", typer.Option(help="auto, fp32, bf16 or fp16", rich_help_panel="Machine")),
+]  # fmt: skip
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """What a user can mend is one line and exit code 2."""
+    from asyncpatch.images import ImageError
+
+    try:
+        yield
+    except (ImageError, ValueError, TypeError, FileNotFoundError, FloatingPointError) as error:
+        raise fail(error) from None
+    except MemoryError:
+        raise fail("out of memory: use a smaller picture, or fewer candidates (-n)") from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the shared options say."""
+
+    n: int
+    output: Path | None
+    force: bool
+    grid: bool
+    gif: Path | None
+    label: str | None
+    seed: int | None
+    model: Path | None
+    device: str
+    precision: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Job:
+        kinds = types_of(Settings)
+        settings = {name: given.pop(name) for name in kinds}
+        texts = {name: parse(name, value, kinds[name]) for name, value in settings.items() if value is not None}
+        Settings.of(texts)  # a mistake is said before anything is read
+        return cls(**given, settings=texts)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """For a plan."""
+        return {"n": self.n, "label": self.label, "seed": self.seed, **self.settings}
+
+    def pipeline(self) -> AsyncPatchPipeline:
+        return open_pipeline(self.model, self.device, self.precision)
+
+    def targets(self, name: str, inputs: Sequence[Path] = ()) -> list[Path]:
+        """The files that will be written, of which ``name`` is the default; that they may be is looked at here."""
+        from asyncpatch.images import check_target
+
+        output = self.output or Path(name)
+        if not output.suffix:
+            output.mkdir(parents=True, exist_ok=True)
+            output = output / name
+        count = 1 if self.grid else self.n
+        files = [output] if count == 1 else numbered(output, count)
+        for file in files:
+            check_target(file, force=self.force, inputs=inputs)
+        if self.gif:
+            check_target(self.gif, force=self.force, inputs=inputs, suffixes=[".gif"])
+        return files
+
+    def finish(self, pipeline: AsyncPatchPipeline, plan: Plan, files: list[Path], inputs: Sequence[Path] = ()) -> None:
+        """Does the work of one picture, and writes it."""
+        from asyncpatch.frames import Frames
+        from asyncpatch.images import picture_from, write
+
+        notes = list(plan.notes)
+        frames = Frames(plan, pipeline.model.resolution) if self.gif else None
+        made = with_progress(pipeline, plan, frames)[0]
+        pictures = [picture_from(contact_sheet(plan, made))] if self.grid else made.pictures
+        for picture, file in zip(pictures, files, strict=True):
+            notes += write(picture, file, force=self.force, inputs=inputs)
+        if frames is not None and self.gif:
+            frames.write(made, self.gif, force=self.force)
+        for note in dict.fromkeys(notes):
+            typer.echo(f"note: {note}", err=True)
+        seeds = f"seed {made.seeds[0]}" if len(made.seeds) == 1 else f"seeds {made.seeds[0]} to {made.seeds[-1]}"
+        for file in [*files, *([self.gif] if self.gif else [])]:
+            typer.echo(f"wrote {file} ({seeds})")
+
+
+def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatchPipeline:
+    import diffusers
+
+    from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    folder = model or shipped_model()
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no model folder {folder}")
+    return AsyncPatchPipeline.from_pretrained(folder).prepare(device, precision)
+
+
+def numbered(file: Path, count: int) -> list[Path]:
+    digits = len(str(count))
+    return [file.with_name(f"{file.stem}-{k:0{digits}d}{file.suffix}") for k in range(1, count + 1)]
+
+
+def contact_sheet(plan: Plan, made: Made) -> Any:
+    """The picture, what is given of it, and the candidates; of new pictures only these."""
+    from PIL import Image
+
+    from asyncpatch.drawing import picture, sheet
+
+    task = plan.tasks[0]
+    shown = [each.x for each in made.pictures]
+    if bool((task.hole == 0).any()):
+        shown = [task.picture.x * (task.hole <= 0), *shown]
+    tiles = [picture(x, max(1, 160 // max(x.shape))) for x in shown]
+    columns = min(len(tiles), max(1, round(len(tiles) ** 0.5 * (tiles[0].height / tiles[0].width) ** 0.5)))
+    rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
+    rows[-1] += [Image.new("RGB", tiles[0].size, "#d8d8d8")] * (columns - len(rows[-1]))
+    return sheet(rows)
+
+
+def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Glimpse], object] | None) -> list[Made]:
+    """Runs a plan under a progress bar; of a long one the time is estimated first."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    total = pipeline.work(plan)
+    seconds = total * pipeline.seconds_per_window()
+    if seconds > LONG:
+        console.print(f"about {spoken(seconds)} on {pipeline.where()}: the network sees {total:,} windows")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("denoising", total=total)
+
+        def onlooker(glimpse: Glimpse) -> None:
+            progress.advance(bar, glimpse.windows)
+            if watch is not None:
+                watch(glimpse)
+
+        return pipeline.run(plan, onlooker)
+
+
+def spoken(seconds: float) -> str:
+    for length, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def size_from(text: str) -> tuple[int, int]:
+    """(height, width) from WIDTHxHEIGHT, or one number for a square."""
+    found = re.fullmatch(r"(\d{1,6})(?:\s*[xX*]\s*(\d{1,6}))?", text.strip())
+    if not found:
+        raise ValueError(f"a size is WIDTHxHEIGHT, such as 512x512, got {text!r}")
+    width = int(found[1])
+    return int(found[2] or width), width
+
+
+def shard_from(text: str) -> tuple[int, int]:
+    """(i - 1, n) from i/n, i from 1 to n."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--shard must be i/n with i from 1 to n, such as 1/8, got {text!r}")
+    return int(found[1]) - 1, int(found[2])
+
+
+@app.command("generate")
+@with_options(_SHARED, _MACHINE)
+def generate(
+    size: Annotated[
+        str | None, typer.Option(help="WIDTHxHEIGHT [default: the model's own]", show_default=False)
+    ] = None,
+    **given: Any,
+) -> None:
+    """Make new pictures.
+
+        asyncpatch generate --label tabby -n 16 --grid -o tabbies.png
+
+    Labels are listed by 'asyncpatch info'.
+    """
+    with said_plainly():
+        job = Job.of(given)
+        files = job.targets("generated.png")
+        pipeline = job.pipeline()
+        plan = pipeline.plan_generate(size=size_from(size) if size else None, **job.chosen)
+        job.finish(pipeline, plan, files)
+
+
+@app.command("inpaint")
+@with_options(_SHARED, _MACHINE)
+def inpaint(
+    picture: Annotated[Path, typer.Argument(help="a picture, or a folder of pictures")],
+    mask: Annotated[
+        Path | None, typer.Option(help="white where the picture is to be repainted, grey: that much")
+    ] = None,
+    masks: Annotated[Path | None, typer.Option(help="folder of masks, named like the pictures")] = None,
+    invert: Annotated[bool, typer.Option("--invert", help="the mask is white where the picture stays")] = False,
+    grow: Annotated[int, typer.Option(help="widen the hole by so many pixels; negative: shrink it")] = 0,
+    feather: Annotated[int, typer.Option(help="fade the hole inwards over so many pixels")] = 0,
+    shard: Annotated[str | None, typer.Option(help="i/n: of a folder, only the i-th of n parts")] = None,
+    **given: Any,
+) -> None:
+    """Repaint parts of a picture; every pixel outside the mask stays exactly as it is.
+
+        asyncpatch inpaint photo.jpg --mask mask.png -o out.png -n 4
+
+        asyncpatch inpaint photos/ --masks masks/ -o out/
+
+    A folder's finished pictures are skipped when the command is given again.
+    """
+    from asyncpatch.cli.folders import inpaint_folder
+
+    with said_plainly():
+        job = Job.of(given)
+        shape: dict[str, Any] = {"invert": invert, "grow": grow, "feather": feather}
+        if picture.is_dir():
+            inpaint_folder(job, picture, mask, masks, shard_from(shard) if shard else (0, 1), shape)
+            return
+        if mask is None or masks is not None or shard is not None:
+            raise ValueError("for one picture give --mask; --masks and --shard are for a folder of pictures")
+        files = job.targets(f"{picture.stem}-inpainted.png", [picture, mask])
+        pipeline = job.pipeline()
+        job.finish(pipeline, pipeline.plan_inpaint(picture, mask, **shape, **job.chosen), files, [picture, mask])
+
+
+@app.command("outpaint")
+@with_options(_SHARED, _MACHINE)
+def outpaint(
+    picture: Annotated[Path, typer.Argument(help="a picture")],
+    left: Annotated[int, typer.Option(help="pixels to add there")] = 0,
+    top: Annotated[int, typer.Option(help="pixels to add there")] = 0,
+    right: Annotated[int, typer.Option(help="pixels to add there")] = 0,
+    bottom: Annotated[int, typer.Option(help="pixels to add there")] = 0,
+    **given: Any,
+) -> None:
+    """Extend a picture beyond its edges.
+
+    asyncpatch outpaint photo.jpg --right 64 -o wider.png
+    """
+    with said_plainly():
+        job = Job.of(given)
+        files = job.targets(f"{picture.stem}-outpainted.png", [picture])
+        sides = {"left": left, "top": top, "right": right, "bottom": bottom}
+        pipeline = job.pipeline()
+        job.finish(pipeline, pipeline.plan_outpaint(picture, **sides, **job.chosen), files, [picture])
+
+
+@app.command("texture")
+@with_options(_SHARED, _MACHINE)
+def texture(
+    swatch: Annotated[Path, typer.Argument(help="a picture of the texture")],
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture", show_default=False)] = None,
+    tileable: Annotated[bool, typer.Option("--tileable", help="opposite edges fit together")] = False,
+    mask: Annotated[Path | None, typer.Option(help="white where the swatch is to be filled in")] = None,
+    **given: Any,
+) -> None:
+    """Grow a texture from a swatch, which stays in its middle.
+
+    asyncpatch texture swatch.png --size 512x512 -o large.png
+
+    asyncpatch texture swatch.png --tileable -o tile.png
+
+    asyncpatch texture half.png --mask missing.png -o whole.png
+    """
+    with said_plainly():
+        job = Job.of(given)
+        inputs = [swatch, *([mask] if mask else [])]
+        files = job.targets(f"{swatch.stem}-texture.png", inputs)
+        pipeline = job.pipeline()
+        wanted = size_from(size) if size else None
+        plan = pipeline.plan_texture(swatch, wanted, tileable=tileable, hole=mask, **job.chosen)
+        job.finish(pipeline, plan, files, inputs)
+
+
+@app.command("info")
+@with_options(_MACHINE)
+def info(**given: Any) -> None:
+    """What this copy and this machine have: versions, device, the model and its labels."""
+    import platform
+
+    import diffusers
+    import torch
+
+    from asyncpatch import __version__
+
+    with said_plainly():
+        typer.echo(f"asyncpatch {__version__}, torch {torch.__version__}, diffusers {diffusers.__version__}, "
+                   f"Python {platform.python_version()}")  # fmt: skip
+        pipeline = open_pipeline(**given)
+        chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
+        typer.echo(f"model {pipeline.name_or_path}: {size / 1e6:.1f}M parameters, {chosen.resolution} pixels, "
+                   f"{chosen.process_name}, predicts {chosen.prediction}")  # fmt: skip
+        typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.seconds_per_window():.1f} windows a second")
+        if chosen.labels:
+            typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")

@@ -1,0 +1,441 @@
+"""The tool around a model: generate, inpaint, outpaint and grow textures, at any size.
+
+All four are one thing: pictures with holes (a `Task` each), cut to boxes, filled by `completion.Completion`, and put
+back into a `Picture` that keeps every other pixel as it was. What differs is the hole: everything, a part, a margin,
+or all but a swatch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from torch import Tensor
+
+from asyncpatch import checks, fields, images
+from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
+from asyncpatch.guidance import Guided, drop_label, renoise
+from asyncpatch.images import ImageError, Picture, picture_from, read_hole
+from asyncpatch.models.folder import INDEX, Model
+from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precision, place
+from asyncpatch.models.unet import UNet
+from asyncpatch.process import PROCESSES
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
+from asyncpatch.settings import Settings
+from asyncpatch.steps import ddim
+
+SHIPPED = "asyncpatch-64"
+TEXTURE_GUIDANCE = 1.0
+"""Input guidance of textures, unless something else is said."""
+_PIXELS_AT_ONCE = 1 << 24
+
+
+class Task(NamedTuple):
+    """A picture to complete, once for each seed."""
+
+    picture: Picture
+    hole: Tensor
+    """[1, H, W]; 1: generate, 0: keep, in between: the time to start from."""
+    seeds: tuple[int, ...]
+    label: int = NULL_LABEL
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, before any of it is."""
+
+    tasks: Sequence[Task]
+    settings: Settings = field(default_factory=Settings)
+    rings: bool = False
+    """Grow from what is known, ring by ring, instead of going from coarse to fine."""
+    wrap: bool = False
+    """Opposite edges are joined."""
+    notes: tuple[str, ...] = ()
+    """What there is to say to the user."""
+
+
+class Row(NamedTuple):
+    """A box of a task's candidate, to be filled."""
+
+    task: int
+    candidate: int
+    box: Box
+    seed: int
+
+
+class Glimpse(NamedTuple):
+    """What an onlooker sees of the work: boxes that are filled together, as they stand."""
+
+    rows: list[Row]
+    moment: Moment
+    windows: int
+    """That the network is asked about for this visit; over the whole run they come to ``work``."""
+
+
+Watch = Callable[[Glimpse], object]
+"""Sees the work go on, and breaks it off by raising something."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Pictures, the seeds that made them, and what there is to say about it."""
+
+    pictures: list[Picture]
+    """With bit depth, transparency, colour profile and EXIF of the input; ``asyncpatch.images.write`` keeps them."""
+    seeds: list[int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """As Pillow pictures."""
+        return [picture.image() for picture in self.pictures]
+
+
+class AsyncPatchPipeline(DiffusionPipeline):
+    """A model and what can be done with it. ``from_pretrained(folder)`` reads one, ``default()`` the one that ships.
+
+    ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (the n-th picture
+    gets the seed + n) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
+    refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as `images.picture_from`
+    takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and ``run`` does it.
+    """
+
+    model_cpu_offload_seq = "unet"
+    config: Any
+    name_or_path: str
+    unet: UNet
+
+    def __init__(
+        self,
+        unet: UNet,
+        process: str = "rectified_flow",
+        prediction: str = "v",
+        resolution: int = 64,
+        labels: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.register_modules(unet=unet)
+        self.register_to_config(process=process, prediction=prediction, resolution=resolution, labels=list(labels))
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, **options: Any) -> AsyncPatchPipeline:
+        """Read a model folder, or one from the Hugging Face hub. Weights are read from safetensors alone."""
+        if not options.setdefault("use_safetensors", True):
+            raise ValueError("weights are read from safetensors alone: use_safetensors=False is refused")
+        if Path(folder).exists() and not (Path(folder) / INDEX).is_file():
+            raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
+        made: AsyncPatchPipeline = super().from_pretrained(str(folder), **options)
+        return made
+
+    @classmethod
+    def default(cls, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
+        """The shipped model, where and how this machine runs it best."""
+        return cls.from_pretrained(shipped_model()).prepare(device, precision)
+
+    def prepare(self, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
+        """Move the network to a device, in a precision; "auto" is what the machine is best at."""
+        where = choose_device(device)
+        place(self.unet, where, choose_precision(where, precision))
+        return self
+
+    def where(self) -> str:
+        """On what the network runs, in words."""
+        weight = next(self.unet.parameters())
+        name = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else weight.device.type
+        return f"{name} ({next(said for said, dtype in PRECISIONS.items() if dtype == weight.dtype)})"
+
+    @torch.no_grad()
+    def seconds_per_window(self, batch: int = 4) -> float:
+        """Measured: of the network's time per window, the better of two tries."""
+        weight, side = next(self.unet.parameters()), self.model.resolution
+        z = torch.zeros(batch, 3, side, side, device=weight.device)
+        taken = []
+        for _ in range(2):  # the first one prepares
+            start = time.perf_counter()
+            self.unet(z, z[:, :1]).sum().item()
+            taken.append((time.perf_counter() - start) / batch)
+        return min(taken)
+
+    @property
+    def model(self) -> Model:
+        how = self.config
+        return Model(self.unet, PROCESSES[how.process](), how.prediction, how.resolution, tuple(how.labels))
+
+    def label(self, name: str | int | None) -> int:
+        """The number of a label, by its name or number; None is no label."""
+        labels = self.model.labels
+        if name is None:
+            return NULL_LABEL
+        if isinstance(name, int):
+            if NULL_LABEL <= name < len(labels):
+                return name
+            raise ValueError(f"label must be below {len(labels)} (-1 for none), got {name}")
+        if not labels:
+            raise ValueError(f"label {name!r}: this model knows no labels")
+        lower = [each.lower() for each in labels]
+        if name.lower() in lower:
+            return lower.index(name.lower())
+        near = [each for each in lower if name.lower() in each]
+        near += [each for each in difflib.get_close_matches(name.lower(), lower, n=3) if each not in near]
+        said = " or ".join(repr(labels[lower.index(each)]) for each in near[:3])
+        raise ValueError(
+            f"there is no label {name!r}; {f'did you mean {said}?' if said else 'asyncpatch info lists them'}"
+        )
+
+    # ---- What one can do
+
+    def __call__(self, *args: Any, **options: Any) -> Made:
+        """`generate`."""
+        return self.generate(*args, **options)
+
+    def generate(
+        self, label: str | int | None = None, n: int = 1, *, watch: Watch | None = None, **options: Any
+    ) -> Made:
+        """``n`` new pictures, of a label or of whatever the model likes. Options: size (height, width)."""
+        return self._only(self.plan_generate(label, n, **options), watch)
+
+    def inpaint(self, picture: object, hole: object, n: int = 1, *, watch: Watch | None = None, **options: Any) -> Made:
+        """The picture with its hole filled, ``n`` times; every pixel outside the hole stays as it is.
+
+        ``hole`` is a mask: white (1) where the picture is to be repainted, black where it stays, grey for "this much".
+        Options: label; invert, if the mask is meant the other way round; grow, to widen it by so many pixels (or, if
+        negative, shrink it); feather, to fade it inwards.
+        """
+        return self._only(self.plan_inpaint(picture, hole, n, **options), watch)
+
+    def outpaint(self, picture: object, n: int = 1, *, watch: Watch | None = None, **options: Any) -> Made:
+        """The picture, larger by ``left``, ``top``, ``right`` and ``bottom`` pixels. Options: label."""
+        return self._only(self.plan_outpaint(picture, n, **options), watch)
+
+    def texture(
+        self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, watch: Watch | None = None,
+        **options: Any,
+    ) -> Made:  # fmt: skip
+        """A texture of ``size`` (height, width), grown ring by ring around the swatch, which stays in its middle.
+
+        Options: tileable, so that opposite edges fit together (without a larger size, the swatch's rim is repainted to
+        that end); hole, a mask as for `inpaint`, to complete a texture of which a part is missing; label.
+        """
+        return self._only(self.plan_texture(swatch, size, n, **options), watch)
+
+    def _only(self, plan: Plan, watch: Watch | None) -> Made:
+        (made,) = self.run(plan, watch)
+        return made
+
+    # ---- Plans
+
+    def plan_generate(
+        self, label: str | int | None = None, n: int = 1, *, size: tuple[int, int] | None = None,
+        seed: int | None = None, **settings: Any,
+    ) -> Plan:  # fmt: skip
+        height, width = size or (self.model.resolution, self.model.resolution)
+        for name, side in (("height", height), ("width", width)):
+            checks.at_least(name, side, 8)
+        task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
+        return Plan([task], Settings.of(settings))
+
+    def plan_inpaint(
+        self, picture: object, hole: object, n: int = 1, *, label: str | int | None = None, invert: bool = False,
+        grow: int = 0, feather: int = 0, seed: int | None = None, **settings: Any,
+    ) -> Plan:  # fmt: skip
+        whole = picture_from(picture)
+        read = read_hole(hole, whole.size, invert=invert)
+        shaped = images.feather(images.grow(read.hole, grow), feather)
+        if not bool(shaped.any()):
+            raise ImageError(f"nothing to repaint: the mask shrank away by {-grow} pixels")
+        task = Task(whole, shaped, _seeds(seed, n), self.label(label))
+        return Plan([task], Settings.of(settings), notes=(*whole.notes, *read.notes))
+
+    def plan_outpaint(
+        self, picture: object, n: int = 1, *, left: int = 0, top: int = 0, right: int = 0, bottom: int = 0,
+        label: str | int | None = None, seed: int | None = None, **settings: Any,
+    ) -> Plan:  # fmt: skip
+        whole = picture_from(picture)
+        larger, hole = whole.extended(left, top, right, bottom)
+        task = Task(larger, hole, _seeds(seed, n), self.label(label))
+        return Plan([task], Settings.of(settings), notes=whole.notes)
+
+    def plan_texture(
+        self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, tileable: bool = False,
+        hole: object | None = None, label: str | int | None = None, seed: int | None = None, **settings: Any,
+    ) -> Plan:  # fmt: skip
+        given = picture_from(swatch)
+        missing, notes = torch.zeros(1, *given.size), given.notes
+        if hole is not None:
+            missing, more = read_hole(hole, given.size)
+            notes += more
+        height, width = size or given.size
+        down, across = height - given.height, width - given.width
+        if down < 0 or across < 0:
+            raise ImageError(
+                f"the texture must be at least as large as the swatch, {given.width}x{given.height}; got "
+                f"{width}x{height}. Cut the swatch first"
+            )
+        whole, new = given, missing
+        if down or across:
+            top, left = down // 2, across // 2
+            whole, new = given.extended(left, top, across - left, down - top)
+            new[:, top : top + given.height, left : left + given.width] = missing
+        if tileable:
+            new = _open_rim(new, down, across, self.model.resolution // 8)
+        if not bool(new.any()):
+            raise ImageError("nothing to grow: give a larger size, a mask of what is missing, or make it tileable")
+        if not bool((new < 1).any()):
+            raise ImageError("nothing of the swatch is left to grow from: give a larger one")
+        task = Task(whole, new, _seeds(seed, n), self.label(label))
+        settings = {"input_guidance": TEXTURE_GUIDANCE, **settings}
+        return Plan([task], Settings.of(settings), rings=True, wrap=tileable, notes=notes)
+
+    # ---- The work
+
+    def work(self, plan: Plan) -> int:
+        """How many windows the network will be asked about: its time is proportional to that."""
+        filling, questions = self._completion(plan), _questions(plan)
+        return sum(
+            questions * len(rows) * filling.work(torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows]))
+            for rows in self._batches(plan)
+        )
+
+    def run(self, plan: Plan, watch: Watch | None = None) -> list[Made]:
+        """What the plan makes of each task. Boxes of the same shape are filled together, whatever picture they are of.
+
+        ``watch`` sees every visit of the sampling loop.
+        """
+        tasks, device = plan.tasks, next(self.unet.parameters()).device
+        if plan.settings.class_guidance and any(task.label == NULL_LABEL for task in tasks):
+            raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
+        made = [[task.picture] * len(task.seeds) for task in tasks]
+        for rows in self._batches(plan):
+            x = torch.stack([_cut(tasks[row.task].picture, row.box) for row in rows]).to(device)
+            hole = torch.stack([row.box.of(tasks[row.task].hole) for row in rows]).to(device)
+            label = torch.tensor([tasks[row.task].label for row in rows], device=device)
+            order = _orders(plan, rows, self.model.resolution)
+            filling = self._completion(plan, None if watch is None else _teller(watch, rows, _questions(plan)))
+            filled = filling(x, hole, [row.seed for row in rows], Cond(label=label), order).cpu()
+            for row, each, gap in zip(rows, filled, hole.cpu(), strict=True):
+                before = made[row.task][row.candidate]
+                made[row.task][row.candidate] = before.completed(each, gap, at=(row.box.top, row.box.left))
+        return [Made(each, list(task.seeds), plan.notes) for each, task in zip(made, tasks, strict=True)]
+
+    def _batches(self, plan: Plan) -> Iterator[list[Row]]:
+        """The boxes of all tasks, those of the same kind together, as many as memory is likely to hold."""
+        window, alike = self.model.resolution, dict[tuple[object, ...], list[Row]]()
+        for number, task in enumerate(plan.tasks):
+            hole = task.hole[0]
+            whole = Box(0, 0, *hole.shape)
+            for k, box in enumerate([whole] if plan.rings else boxes(hole, window)):
+                part = box.of(hole)
+                # what a picture becomes must not depend on what else is in its batch: not even its stages
+                stages = number if plan.rings else halvings(part[None, None], max(part.shape), window)
+                kind = (*part.shape, stages, float(part.max()))
+                for candidate, seed in enumerate(task.seeds):
+                    alike.setdefault(kind, []).append(Row(number, candidate, box, _mixed(seed, k)))
+        for (height, width, *_), rows in alike.items():
+            most = max(1, min(plan.settings.batch, _PIXELS_AT_ONCE // (int(height) * int(width))))  # type: ignore[call-overload]
+            for first in range(0, len(rows), most):
+                yield rows[first : first + most]
+
+    def _completion(self, plan: Plan, callback: Callable[[Moment], object] | None = None) -> Completion:
+        how, model = plan.settings, self.model
+
+        def guided(denoiser: Denoiser, start: Tensor, noise: Noise) -> Denoiser:
+            if how.class_guidance:
+                denoiser = Guided(denoiser, how.class_guidance, drop_label)
+            known = (start == 0).float()
+            if how.input_guidance and bool(known.any()):
+                denoiser = Guided(denoiser, how.input_guidance, renoise(model.process, known, noise()))
+            return denoiser
+
+        return Completion(
+            denoiser=model.denoiser, process=model.process, step=ddim(model.process, eta=how.eta),
+            window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, rings=plan.rings,
+            wrap=plan.wrap, prepare=guided, callback=callback,
+        )  # fmt: skip
+
+
+def shipped_model() -> Path:
+    """The folder of the model that comes with this package: in a checkout, or installed."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "weights" / SHIPPED, here.parents[1] / "weights" / SHIPPED):
+        if (folder / INDEX).is_file():
+            return folder
+    raise FileNotFoundError(
+        "this copy of asyncpatch carries no trained model. Name the folder of one (--model, or from_pretrained): "
+        "'asyncpatch train' leaves one in the run's folder, under model"
+    )
+
+
+def _seeds(seed: int | None, n: int) -> tuple[int, ...]:
+    checks.at_least("n", n)
+    first = secrets.randbelow(1 << 31) if seed is None else seed
+    checks.at_least("seed", first, 0)
+    return tuple(range(first, first + n))
+
+
+def _mixed(seed: int, number: int) -> int:
+    """The seed of a picture's box: that of the picture, or another for each further box, or all would look alike."""
+    if not number:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=7).digest(), "big")
+
+
+def _questions(plan: Plan) -> int:
+    """How many questions to the network are one guided question."""
+    how = plan.settings
+    known = any(bool((task.hole == 0).any()) for task in plan.tasks)
+    return (2 if how.class_guidance else 1) * (2 if how.input_guidance and known else 1)
+
+
+def _cut(picture: Picture, box: Box) -> Tensor:
+    return picture.window(box.top, box.left, box.bottom - box.top, box.right - box.left)
+
+
+def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment], object]:
+    return lambda moment: watch(Glimpse(rows, moment, moment.windows * len(rows) * questions))
+
+
+def _orders(plan: Plan, rows: list[Row], window: int) -> Tensor | None:
+    """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
+    name = plan.settings.schedule
+    if name == "synchronous":
+        return None
+    box = rows[0].box
+    height, width = box.bottom - box.top, box.right - box.left
+    patch = max(1, max(height, width) // 8)
+    if name == "raster":
+        return fields.raster_order(height, width, patch).float()[None, None]
+    if name == "spiral":
+        return fields.spiral_order(height, width, patch).float()[None, None]
+    if not Path(name).exists():
+        raise ImageError(f"schedule must be synchronous, raster, spiral or a picture file; there is no file {name!r}")
+    painted = picture_from(name)
+    for row in rows:
+        size = plan.tasks[row.task].picture.size
+        if painted.size != size:
+            raise ImageError(
+                f"{name}: the order is {painted.width} x {painted.height} pixels, the picture {size[1]} x {size[0]} "
+                "(width x height); they must be the same"
+            )
+    return torch.stack([_cut(painted, row.box).mean(0, keepdim=True) for row in rows])
+
+
+def _open_rim(new: Tensor, down: int, across: int, rim: int) -> Tensor:
+    """Where less than two rims of new pixels stand between opposite edges of a swatch, its own rim becomes new too."""
+    new = new.clone()
+    for side, margin in ((1, down), (2, across)):
+        if margin < 2 * rim:
+            length = new.shape[side]
+            if length < 6 * rim:
+                raise ImageError(f"to be made tileable a texture must be at least {6 * rim} pixels high and wide")
+            new.narrow(side, 0, rim).fill_(1.0)
+            new.narrow(side, length - rim, rim).fill_(1.0)
+    return new

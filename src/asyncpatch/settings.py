@@ -1,0 +1,44 @@
+"""How pictures are made from a model: what the pipeline's methods and the command line have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from asyncpatch.options import check, setting, types_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a picture is sampled."""
+
+    steps: int = setting(32, "questions to the network for what starts from noise")
+    eta: float = setting(0.0, "randomness of the steps: 0 is DDIM, 1 ancestral sampling")
+    class_guidance: float = setting(0.0, "push towards the label; 0 is off")
+    input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")
+    refine: float = setting(0.5, "time from which large fills are refined: more invents more detail")
+    schedule: str = setting("synchronous", "synchronous, raster, spiral, or a picture file: dark comes first")
+    batch: int = setting(64, "windows that the network sees at a time (fewer where memory is short)")
+
+    def __post_init__(self) -> None:
+        kinds = types_of(type(self))
+        for each in fields(self):
+            check(each.name, getattr(self, each.name), kinds[each.name])
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("eta", "refine"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name in ("class_guidance", "input_guidance"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Settings:
+        """From keyword arguments; an unknown one is named."""
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}")
+        return cls(**given)

@@ -1,0 +1,127 @@
+"""Folders in, folders out."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from asyncpatch.cli import app
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Photos of two sizes, one in a subfolder, with masks of the same names."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for k, name in enumerate(["a.png", "b.jpg", "deep/c.png", "d.png", "e.webp"]):
+        height, width = (40, 60) if k % 2 else (24, 30)
+        for folder in ("photos", "masks"):
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(tmp_path / "photos" / name)
+        hole = np.zeros((height, width), np.uint8)
+        hole[8:16, 8:18] = 255
+        Image.fromarray(hole).save((tmp_path / "masks" / name).with_suffix(".png"))
+    return tmp_path
+
+
+@pytest.fixture
+def run(tiny_model):
+    def command(*arguments):
+        machine = ["--model", str(tiny_model), "--device", "cpu", "--precision", "fp32", "--steps", "2"]
+        return CliRunner().invoke(app, ["inpaint", *map(str, arguments), *machine], env={"COLUMNS": "200"})
+
+    return command
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_picture_is_filled_and_keeps_its_place(here, run):
+    done = run("photos", "--masks", "masks", "-o", "out", "--seed", 3)
+    assert done.exit_code == 0, done.output
+    assert names(here / "out") == ["a.png", "b.png", "d.png", "deep/c.png", "e.png"]
+    for path in (here / "photos").rglob("*.*"):
+        inside = path.relative_to(here / "photos").with_suffix(".png")
+        files = (path, here / "masks" / inside, here / "out" / inside)
+        x, hole, made = (np.asarray(Image.open(each)) for each in files)
+        assert np.array_equal(made[hole == 0], x[hole == 0])
+        assert not np.array_equal(made[hole > 0], x[hole > 0])
+
+
+def test_one_of_them_alone_comes_out_the_same(here, run):
+    assert run("photos", "--masks", "masks", "-o", "out", "--seed", 3).exit_code == 0
+    assert run("photos/a.png", "--mask", "masks/a.png", "-o", "alone.png", "--seed", 3).exit_code == 0
+    alone, together = (np.asarray(Image.open(name), np.int16) for name in ("alone.png", "out/a.png"))
+    assert np.abs(alone - together).max() <= 1
+
+
+def test_what_is_done_is_not_done_again(here, run):
+    assert run("photos", "--masks", "masks", "-o", "out", "--seed", 3).exit_code == 0
+    (here / "out/d.png").unlink()
+    before = (here / "out/a.png").stat().st_mtime_ns
+    done = run("photos", "--masks", "masks", "-o", "out", "--seed", 3)
+    assert done.exit_code == 0
+    assert "4 of 5 pictures are there already" in done.stderr
+    assert "wrote 1 pictures" in done.stdout
+    assert (here / "out/a.png").stat().st_mtime_ns == before
+    assert run("photos", "--masks", "masks", "-o", "out", "--seed", 3, "--force").exit_code == 0
+    assert (here / "out/a.png").stat().st_mtime_ns != before
+
+
+def test_a_broken_picture_or_mask_does_not_stop_the_rest(here, run):
+    (here / "photos/b.jpg").write_bytes(b"no picture")
+    (here / "masks/d.png").unlink()
+    Image.new("L", (7, 7), 255).save(here / "masks/a.png")
+    done = run("photos", "--masks", "masks", "-o", "out")
+    assert done.exit_code == 1
+    assert names(here / "out") == ["deep/c.png", "e.png"]
+    assert "3 of 5 pictures could not be done" in done.stderr
+    said = " ".join(done.stderr.split())
+    for part in ("b.jpg: not a picture", "d.png: its mask must be d.png", "the shapes differ"):
+        assert part in said
+
+
+def test_shards_share_the_work(here, run):
+    done = []
+    for k in (1, 2, 3):
+        assert run("photos", "--masks", "masks", "-o", f"out{k}", "--shard", f"{k}/3").exit_code == 0
+        done += names(here / f"out{k}")
+    assert sorted(done) == ["a.png", "b.png", "d.png", "deep/c.png", "e.png"]
+
+
+def test_one_mask_for_all_and_several_candidates(here, run):
+    for name in ("photos/a.png", "photos/deep/c.png", "photos/e.webp"):
+        (here / name).unlink()
+    done = run("photos", "--mask", "masks/b.png", "-o", "out", "-n", 2)
+    assert done.exit_code == 0, done.output
+    assert names(here / "out") == ["b-1.png", "b-2.png", "d-1.png", "d-2.png"]
+
+
+def test_pictures_of_one_name_do_not_overwrite_each_other(here, run):
+    Image.open(here / "photos/a.png").save(here / "photos/a.bmp")
+    assert run("photos", "--masks", "masks", "-o", "out").exit_code == 0
+    assert {"a.bmp.png", "a.png.png"} <= set(names(here / "out"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["photos", "-o", "out"], "give --masks"),
+        (["photos", "--masks", "masks", "--mask", "masks/a.png", "-o", "out"], "give --masks"),
+        (["photos", "--masks", "masks/a.png", "-o", "out"], "must be a folder"),
+        (["photos", "--masks", "masks"], "give -o, a folder"),
+        (["photos", "--masks", "masks", "-o", "out.png"], "give -o, a folder"),
+        (["photos", "--masks", "masks", "-o", "photos"], "inputs are never overwritten"),
+        (["photos", "--masks", "masks", "-o", "masks"], "inputs are never overwritten"),
+        (["photos", "--masks", "masks", "-o", "out", "--shard", "3/2"], "i from 1 to n"),
+        (["empty", "--masks", "masks", "-o", "out"], "no pictures"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_done(here, run, arguments, said):
+    (here / "empty").mkdir()
+    before = names(here)
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert names(here) == before

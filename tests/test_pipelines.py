@@ -1,0 +1,369 @@
+"""The pipeline: what is known stays exactly, seeds and batches mean what they say, folders are read both ways."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from asyncpatch import pipelines
+from asyncpatch.completion import boxes
+from asyncpatch.images import ImageError, picture_from
+from asyncpatch.models import placing
+from asyncpatch.models.folder import Model
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model
+from asyncpatch.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_model):
+    return AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+
+
+def photo(height=40, width=60, bits=8, seed=0):
+    kind = np.uint8 if bits == 8 else np.uint16
+    return np.random.default_rng(seed).integers(0, np.iinfo(kind).max, (height, width, 3), kind, endpoint=True)
+
+
+def mask(height=40, width=60, top=10, left=20, side=8):
+    hole = np.zeros((height, width), np.uint8)
+    hole[top : top + side, left : left + side] = 255
+    return hole
+
+
+# ---- Folders
+
+
+def test_what_training_saves_the_pipeline_reads_and_the_other_way_round(tiny_model, pipe, tmp_path):
+    pipe.save_pretrained(tmp_path / "copy")
+    first, second = Model.load(tiny_model), Model.load(tmp_path / "copy")
+    assert (first.labels, first.process, first.prediction, first.resolution) == (
+        second.labels, second.process, second.prediction, second.resolution,
+    )  # fmt: skip
+    again = AsyncPatchPipeline.from_pretrained(tmp_path / "copy")
+    z, t = torch.randn(2, 3, 16, 16), torch.rand(2, 1, 16, 16)
+    for net in (first.net, second.net, again.unet):
+        assert torch.equal(net(z, t), pipe.unet(z, t))
+
+
+def test_weights_come_from_safetensors_alone(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="safetensors alone"):
+        AsyncPatchPipeline.from_pretrained(tiny_model, use_safetensors=False)
+    folder = tmp_path / "pickled"
+    AsyncPatchPipeline.from_pretrained(tiny_model).save_pretrained(folder)
+    weights = next((folder / "unet").glob("*.safetensors"))
+    torch.save({"anything": torch.zeros(1)}, folder / "unet" / "diffusion_pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(OSError, match="safetensors"):
+        AsyncPatchPipeline.from_pretrained(folder)
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        AsyncPatchPipeline.from_pretrained(tmp_path)
+
+
+def test_the_shipped_model_is_found_in_a_checkout_and_in_a_wheel(tiny_model, tmp_path, monkeypatch):
+    package = tmp_path / "src" / "asyncpatch"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(pipelines, "__file__", str(package / "pipelines.py"))
+    with pytest.raises(FileNotFoundError, match="--model"):
+        shipped_model()
+    for place in (tmp_path / "weights", package / "weights"):
+        place.mkdir()
+        (place / pipelines.SHIPPED).symlink_to(tiny_model)
+        assert shipped_model() == place / pipelines.SHIPPED
+    assert AsyncPatchPipeline.default("cpu", "fp32").model.labels == ("tabby", "cat", "Golden retriever")
+
+
+# ---- Labels
+
+
+def test_labels_go_by_name_and_number(pipe):
+    assert pipe.label("TABBY") == 0
+    assert pipe.label("golden retriever") == 2
+    assert pipe.label(1) == 1
+    assert pipe.label(None) == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("taby", "did you mean 'tabby'"), ("retriever", "'Golden retriever'"), ("xyz", "info lists"), (3, "below 3")],
+)
+def test_a_wrong_label_is_met_with_a_suggestion(pipe, name, said):
+    with pytest.raises(ValueError, match=said):
+        pipe.generate(name)
+
+
+# ---- Generating
+
+
+def test_pictures_depend_on_their_seed_alone(pipe):
+    several = pipe.generate("cat", n=3, seed=5, steps=3)
+    assert several.seeds == [5, 6, 7]
+    alone = pipe.generate("cat", seed=6, steps=3)
+    a, b = (np.asarray(each, np.int16) for each in (several.images[1], alone.images[0]))
+    assert a.shape == (16, 16, 3)
+    assert np.abs(a - b).max() <= 1
+    assert np.abs(a - np.asarray(several.images[0], np.int16)).max() > 10
+    assert np.abs(a - np.asarray(pipe.generate("tabby", seed=6, steps=3).images[0], np.int16)).max() > 2
+
+
+def test_without_a_seed_pictures_differ_and_the_seed_is_told(pipe):
+    first, second = pipe(steps=1), pipe(steps=1)
+    assert first.seeds != second.seeds
+    again = pipe.generate(seed=first.seeds[0], steps=1)
+    assert np.array_equal(np.asarray(again.images[0]), np.asarray(first.images[0]))
+
+
+def test_larger_pictures_are_made_from_coarse_to_fine(pipe):
+    (image,) = pipe.generate(size=(40, 24), seed=0, steps=2).images
+    assert image.size == (24, 40)
+
+
+@pytest.mark.parametrize("schedule", ["raster", "spiral"])
+def test_an_order_changes_the_picture_and_keeps_its_start(pipe, schedule):
+    times = []
+    made = pipe.generate(seed=1, steps=8, schedule=schedule, watch=lambda g: times.append(g.moment.visit.t.clone()))
+    assert times[4].unique().numel() > 2
+    assert not np.array_equal(np.asarray(made.images[0]), np.asarray(pipe.generate(seed=1, steps=8).images[0]))
+
+
+def test_a_painted_order_is_followed_dark_first(pipe, tmp_path):
+    Image.fromarray(np.linspace(0, 255, 60).astype(np.uint8)[None].repeat(40, 0)).save(tmp_path / "order.png")
+    times = []
+    pipe.inpaint(
+        photo(), mask(side=12), steps=8, schedule=str(tmp_path / "order.png"),
+        watch=lambda glimpse: times.append(glimpse.moment.visit.t[0, 0]),
+    )  # fmt: skip
+    (box,) = boxes(torch.from_numpy(mask(side=12) / 255.0), 16)
+    row = times[4][14 - box.top, 20 - box.left : 32 - box.left]
+    assert row[0] < row[6] < row[11]
+    Image.new("L", (5, 5)).save(tmp_path / "small.png")
+    with pytest.raises(ImageError, match="they must be the same"):
+        pipe.inpaint(photo(), mask(), schedule=str(tmp_path / "small.png"))
+    with pytest.raises(ImageError, match="there is no file 'zigzag'"):
+        pipe.generate(schedule="zigzag")
+
+
+# ---- Inpainting
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_outside_the_hole_every_pixel_stays(pipe, bits):
+    x, hole = photo(bits=bits), mask()
+    made = pipe.inpaint(x, hole, n=2, seed=0, steps=2)
+    for picture in made.pictures:
+        assert picture.bits == bits
+        assert np.array_equal(picture.levels[hole == 0], x[hole == 0])
+        assert (picture.levels[hole > 0] != x[hole > 0]).mean() > 0.9
+    assert not np.array_equal(made.pictures[0].levels, made.pictures[1].levels)
+
+
+@pytest.mark.parametrize("kind", ["path", "pillow", "tensor"])
+def test_pictures_and_masks_come_in_any_form(pipe, kind, tmp_path):
+    x, hole = photo(), mask()
+    wanted = pipe.inpaint(x, hole, seed=0, steps=2).pictures[0].levels
+    if kind == "path":
+        Image.fromarray(x).save(tmp_path / "x.png")
+        Image.fromarray(hole).save(tmp_path / "hole.png")
+        given = tmp_path / "x.png", str(tmp_path / "hole.png")
+    elif kind == "pillow":
+        given = Image.fromarray(x), Image.fromarray(hole)
+    else:
+        given = torch.from_numpy(x).permute(2, 0, 1) / 127.5 - 1, torch.from_numpy(hole > 0)
+    assert np.array_equal(pipe.inpaint(*given, seed=0, steps=2).pictures[0].levels, wanted)
+
+
+def test_the_mask_can_be_inverted_grown_and_feathered(pipe):
+    x, hole = photo(), mask()
+    assert np.array_equal(
+        pipe.plan_inpaint(x, 255 - hole, invert=True).tasks[0].hole, pipe.plan_inpaint(x, hole).tasks[0].hole
+    )
+    wide = pipe.plan_inpaint(x, hole, grow=3).tasks[0].hole
+    assert wide.sum() > 1.5 * (hole > 0).sum()
+    faded = pipe.plan_inpaint(x, hole, feather=2).tasks[0].hole[0]
+    assert (faded[torch.from_numpy(hole == 0)] == 0).all()
+    assert 0 < faded[10, 24] < 1
+    assert faded[14, 24] == 1
+    with pytest.raises(ImageError, match="shrank away"):
+        pipe.plan_inpaint(x, hole, grow=-20)
+
+
+def test_two_holes_are_filled_differently(pipe):
+    x = np.full((120, 200, 3), 90, np.uint8)
+    hole = mask(120, 200, 10, 10) | mask(120, 200, 90, 160)
+    made = pipe.inpaint(x, hole, seed=0, steps=2).pictures[0].levels
+    assert not np.array_equal(made[10:18, 10:18], made[90:98, 160:168])
+    assert np.array_equal(made[hole == 0], x[hole == 0])
+
+
+def test_pictures_in_a_batch_come_out_as_they_do_alone(pipe):
+    tasks = []
+    for seed, (side, value) in enumerate([(8, 1.0), (8, 1.0), (8, 0.5), (14, 1.0), (8, 1.0)]):
+        hole = torch.from_numpy(mask(side=side) / 255.0).float()[None] * value
+        tasks.append(Task(picture_from(photo(seed=seed)), hole, (seed, seed + 100)))
+    together = pipe.run(Plan(tasks, Settings(steps=3)))
+    for task, made in zip(tasks, together, strict=True):
+        (alone,) = pipe.run(Plan([task], Settings(steps=3)))
+        for a, b in zip(made.pictures, alone.pictures, strict=True):
+            assert np.abs(a.levels.astype(int) - b.levels).max() <= 1
+
+
+def test_guidance_changes_the_answer_and_nothing_is_off(pipe):
+    x, hole = photo(), mask()
+
+    def made(**how):
+        return pipe.inpaint(x, hole, seed=0, steps=2, **how).pictures[0].levels
+
+    assert np.array_equal(made(), made(input_guidance=0.0))
+    assert not np.array_equal(made(), made(input_guidance=2.0))
+    assert not np.array_equal(made(label="cat"), made(label="cat", class_guidance=3.0))
+    with pytest.raises(ValueError, match="give one"):
+        made(class_guidance=1.0)
+
+
+def test_wrong_settings_are_named(pipe):
+    with pytest.raises(TypeError, match="unknown setting 'step'; there are steps"):
+        pipe.generate(step=3)
+    for wrong in ({"steps": 0}, {"eta": 2.0}, {"input_guidance": -1.0}, {"refine": 1.5}, {"steps": 2.5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            pipe.generate(**wrong)
+    for wrong in ({"n": 0}, {"seed": -1}, {"size": (4, 40)}):
+        with pytest.raises(ValueError, match="at least"):
+            pipe.generate(**wrong)
+
+
+# ---- Outpainting and textures
+
+
+def test_outpainting_keeps_the_picture_and_adds_to_it(pipe):
+    x = photo()
+    made = pipe.outpaint(x, left=3, top=2, right=10, bottom=1, seed=0, steps=2).pictures[0]
+    assert made.size == (43, 73)
+    assert np.array_equal(made.levels[2:42, 3:63], x)
+    assert made.levels[:, 63:].std() > 5
+    with pytest.raises(ImageError, match="nothing to extend"):
+        pipe.outpaint(x)
+
+
+def test_a_texture_grows_around_its_swatch(pipe):
+    swatch = photo(24, 24)
+    plan = pipe.plan_texture(swatch, (50, 40))
+    assert plan.rings
+    assert plan.settings.input_guidance > 0
+    made = pipe.texture(swatch, (50, 40), seed=0, steps=2).pictures[0]
+    assert made.size == (50, 40)
+    assert np.array_equal(made.levels[13:37, 8:32], swatch)
+
+
+def test_a_tileable_texture_opens_its_rim(pipe):
+    swatch = photo(24, 30)
+    plan = pipe.plan_texture(swatch, tileable=True)
+    hole = plan.tasks[0].hole[0]
+    assert plan.wrap
+    assert (hole[2:-2, 2:-2] == 0).all()
+    assert hole[:2].all()
+    assert hole[:, -2:].all()
+    wider = pipe.plan_texture(swatch, (24, 60), tileable=True).tasks[0].hole[0]
+    assert (wider[2:-2, 15:45] == 0).all()
+    made = pipe.texture(swatch, tileable=True, seed=0, steps=2).pictures[0]
+    assert np.array_equal(made.levels[2:-2, 2:-2], swatch[2:-2, 2:-2])
+
+
+def test_a_half_given_texture_is_completed(pipe):
+    swatch, hole = photo(32, 32), mask(32, 32, 0, 0, 16)
+    made = pipe.texture(swatch, hole=hole, seed=0, steps=2).pictures[0]
+    assert np.array_equal(made.levels[hole == 0], swatch[hole == 0])
+    assert (made.levels[hole > 0] != swatch[hole > 0]).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "nothing to grow"),
+        ({"size": (20, 40)}, "at least as large as the swatch"),
+        ({"hole": np.full((24, 24), 255, np.uint8)}, "nothing of the swatch is left"),
+    ],
+)
+def test_textures_that_cannot_be_are_refused(pipe, how, said):
+    with pytest.raises(ImageError, match=said):
+        pipe.texture(photo(24, 24), **how)
+
+
+def test_a_swatch_too_small_to_tile_is_refused(pipe):
+    with pytest.raises(ImageError, match="at least 12 pixels"):
+        pipe.texture(photo(8, 40), tileable=True)
+
+
+# ---- The work
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda pipe: pipe.plan_generate(n=3, size=(40, 24), steps=4),
+        lambda pipe: pipe.plan_inpaint(photo(), mask(side=20), n=2, steps=4, input_guidance=1.0),
+        lambda pipe: pipe.plan_inpaint(photo(), mask(), label="cat", steps=4, input_guidance=1.0, class_guidance=1.0),
+        lambda pipe: pipe.plan_texture(photo(20, 20), (40, 40), steps=3),
+    ],
+)
+def test_the_work_is_what_was_said(pipe, plan, monkeypatch):
+    """Counted by the network itself."""
+    seen, planned = [], plan(pipe)
+    forward = pipe.unet.forward
+    monkeypatch.setattr(pipe.unet, "forward", lambda z, *rest: seen.append(len(z)) or forward(z, *rest))
+    glimpses = []
+    pipe.run(planned, glimpses.append)
+    assert sum(seen) == pipe.work(planned) == sum(glimpse.windows for glimpse in glimpses)
+
+
+def test_a_watcher_breaks_the_work_off_by_raising(pipe):
+    class Enough(Exception):
+        pass
+
+    def stop(glimpse):
+        raise Enough
+
+    with pytest.raises(Enough):
+        pipe.generate(watch=stop)
+
+
+def test_no_more_windows_than_allowed_are_asked_at_a_time(pipe, monkeypatch):
+    seen = []
+    forward = pipe.unet.forward
+    monkeypatch.setattr(pipe.unet, "forward", lambda z, *rest: seen.append(len(z)) or forward(z, *rest))
+    pipe.generate(n=7, steps=1, batch=3)
+    assert max(seen) <= 3
+    assert sum(seen) == 7
+
+
+# ---- The machine
+
+
+def test_devices_and_precisions_are_chosen_or_refused(tiny_model):
+    pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "bf16")
+    assert pipe.unet.dtype == torch.bfloat16
+    assert pipe.where() == "cpu (bf16)"
+    assert pipe.seconds_per_window() > 0
+    assert pipe.generate(seed=0, steps=2).images[0].size == (16, 16)
+    with pytest.raises(ValueError, match="device must be"):
+        pipe.prepare("tpu")
+    with pytest.raises(ValueError, match="precision must be"):
+        pipe.prepare("cpu", "int3")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="there is none here"):
+            pipe.prepare("cuda")
+
+
+def test_the_cpu_gets_bf16_only_where_that_is_quicker(monkeypatch):
+    cpu = torch.device("cpu")
+    for full, half, wanted in ((1.0, 0.5, torch.bfloat16), (1.0, 0.95, torch.float32), (1.0, 3.0, torch.float32)):
+        monkeypatch.setattr(placing, "_seconds", {torch.float32: full, torch.bfloat16: half}.__getitem__)
+        assert placing.choose_precision(cpu) == wanted
+
+
+def test_threads_are_no_more_than_the_cores_one_may_use(monkeypatch, tiny_model):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(placing, "cores", lambda: 1)
+    try:
+        AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
