@@ -120,11 +120,13 @@ class AsyncPatchPipeline(DiffusionPipeline):
         process: str = "rectified_flow",
         prediction: str = "v",
         resolution: int = 64,
-        labels: Sequence[str] = (),
+        labels: list[str] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet)
-        self.register_to_config(process=process, prediction=prediction, resolution=resolution, labels=list(labels))
+        self.register_to_config(
+            process=process, prediction=prediction, resolution=resolution, labels=list(labels or ())
+        )
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, **options: Any) -> AsyncPatchPipeline:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from asyncpatch.data import decoders
 from asyncpatch.data import store as store_module
 from asyncpatch.data.sources import DataError, open_sources
 from asyncpatch.data.store import open_store
@@ -44,7 +45,7 @@ def test_it_is_decoded_once(pictures, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(store_module, "read_views", refuse)
+    monkeypatch.setattr(decoders, "read_views", refuse)
     assert (opened(pictures, tmp_path).pictures == first.pictures).all()
     with pytest.raises(AssertionError, match="decoded again"):  # another size is another store
         open_store(open_sources([str(pictures)]), 2, cache=tmp_path / "cache")
@@ -81,7 +82,7 @@ def test_a_build_that_fails_leaves_nothing(pictures, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return [np.zeros((4, 4, 3), np.uint8)]
 
-    monkeypatch.setattr(store_module, "read_views", die)
+    monkeypatch.setattr(decoders, "read_views", die)
     with pytest.raises(KeyboardInterrupt):
         opened(pictures, tmp_path)
     assert not list((tmp_path / "cache").iterdir())

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncpatch.data.decoders import Decoders
 from asyncpatch.data.pictures import Pixels
 from asyncpatch.data.sources import DataError, Item, Shards
-from asyncpatch.data.store import Store, check_broken, read_views
+from asyncpatch.data.store import Store, check_broken
 
 
 class Pictures(NamedTuple):
@@ -154,15 +155,16 @@ class StreamedFeed:
         self.count = rows.stop - rows.start
         self.broken: list[str] = []
         self.seen = 0
-        self._decoding, self._reading, self._batching = (
-            ThreadPoolExecutor(),
-            ThreadPoolExecutor(1),
-            ThreadPoolExecutor(1),
-        )
-        self._decode(list(islice(shards.read(shards.paths[0]), 1000)))
-        if not self.seen:
-            raise DataError(f"{shards.paths[0]} holds no pictures")
-        check_broken(self.broken, self.seen)
+        self._decoders = Decoders(side)
+        self._reading, self._batching = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        try:
+            self._decode(list(islice(shards.read(shards.paths[0]), 1000)))
+            if not self.seen:
+                raise DataError(f"{shards.paths[0]} holds no pictures")
+            check_broken(self.broken, self.seen)
+        except BaseException:
+            self.close()
+            raise
         self.restore({"epoch": 0, "shard": 0, "given": 0})
 
     def restore(self, state: dict[str, int]) -> None:
@@ -202,15 +204,11 @@ class StreamedFeed:
     def _decode(self, items: list[Item]) -> list[tuple[Pixels, int]]:
         """The pictures that can be read, with their labels; the others are counted."""
         good = []
-        parts = [items[k : k + 32] for k in range(0, len(items), 32)]  # or handing them out would cost
-        for part, results in zip(
-            parts, self._decoding.map(lambda part: [read_views(item, self.side) for item in part], parts), strict=True
-        ):
-            for item, result in zip(part, results, strict=True):
-                if isinstance(result, str):
-                    self.broken.append(result)
-                else:
-                    good.append((result[0], item.label))
+        for item, result in self._decoders.map(items):
+            if isinstance(result, str):
+                self.broken.append(result)
+            else:
+                good.append((result[0], item.label))
         self.seen += len(items)
         return good
 
@@ -232,5 +230,6 @@ class StreamedFeed:
             epoch, shard = epoch + 1, 0
 
     def close(self) -> None:
-        for pool in (self._batching, self._reading, self._decoding):
+        for pool in (self._batching, self._reading):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._decoders.close()

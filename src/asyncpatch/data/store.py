@@ -13,16 +13,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpatch.data.pictures import Pixels, decode, quietly, views
-from asyncpatch.data.sources import DataError, Item, Joined
+from asyncpatch.data.decoders import Decoders
+from asyncpatch.data.sources import DataError, Joined
 
 FORMAT = 1
 MOST_BROKEN = 0.01
@@ -60,15 +58,6 @@ def check_broken(broken: list[str], seen: int) -> None:
         )
 
 
-def read_views(item: Item, side: int, crops: float = 0.0, seed: int = 0) -> list[Pixels] | str:
-    """The item's squares, or what is wrong with it."""
-    try:
-        image = decode(item.read(), least=0 if crops else 2 * side)
-        return views(image, side, crops, seed)
-    except Exception as error:  # a broken file can make a decoder raise anything
-        return f"{item.name}: {error}"
-
-
 def open_store(
     source: Joined,
     side: int,
@@ -104,21 +93,21 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
         labels: list[int] = []
         broken: list[str] = []
         seen = 0
-        with open(temporary / "pictures.u8", "wb") as file, quietly(), ThreadPoolExecutor() as pool:
-            numbered = enumerate(source)
-            while several := [part for _ in range(16) if (part := list(islice(numbered, 32)))]:
-                # PIL decodes without the GIL, so threads do; a few dozen pictures at a time, or handing them out costs
-                work = [pool.submit(lambda part: [_read(each, side, crops) for each in part], part) for part in several]
-                for decoded in work:
-                    for item, result in decoded.result():
-                        seen += 1
-                        if isinstance(result, str):
-                            broken.append(result)
-                            continue
-                        for each in result:
-                            file.write(each.tobytes())
-                            labels.append(item.label)
-                progress(seen, len(source))
+        decoders = Decoders(side, crops, None if len(source) >= 500 else 0)
+        try:
+            with open(temporary / "pictures.u8", "wb") as file:
+                for item, result in decoders.map(source):
+                    seen += 1
+                    if isinstance(result, str):
+                        broken.append(result)
+                    else:
+                        file.writelines(each.data for each in result)
+                        labels += [item.label] * len(result)
+                    if seen % 500 == 0:
+                        progress(seen, len(source))
+        finally:
+            decoders.close()
+        progress(seen, len(source))
         check_broken(broken, seen)  # and keep nothing of such data: they may be mended without a trace
         np.save(temporary / "labels.npy", np.array(labels, dtype=np.int64))
         (temporary / "about.json").write_text(json.dumps({"broken": broken}))
@@ -129,8 +118,3 @@ def _build(source: Joined, side: int, crops: float, folder: Path, progress: Call
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _read(numbered: tuple[int, Item], side: int, crops: float) -> tuple[Item, list[Pixels] | str]:
-    number, item = numbered
-    return item, read_views(item, side, crops, number)

@@ -1,0 +1,130 @@
+"""Cost of inpainting: against RePaint, by the size of the photo, and by precision.
+
+    python benchmarks/inpaint.py [--model FOLDER] [--device cuda]
+
+- RePaint is diffusers' scheduler (250 steps, jumps of 10, 10 times) on the same network, asked with one time per
+  picture through the change of variables between its noise and ours.
+- A hole of fixed size, in photos from 256x256 to 4000x3000: seconds from the photo in memory to the filled photo in
+  memory. The curve should be flat.
+- The network's time for one window, as it comes from the file (fp32) and as ``prepare`` sets it up.
+
+Without --model it is the network of the recipe default64_23m, untrained: its time does not depend on its weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import RePaintScheduler
+
+from asyncpatch import recipes
+from asyncpatch.models.unet import UNet
+from asyncpatch.pipelines import AsyncPatchPipeline
+from timing import medians
+
+PHOTOS = ((256, 256), (512, 512), (1024, 1024), (2048, 2048), (3000, 4000))
+
+
+def untrained() -> AsyncPatchPipeline:
+    recipe = recipes.default64_23m()
+    names = ("width", "multipliers", "blocks", "middle_blocks", "attention")
+    return AsyncPatchPipeline(UNet(labels=112, **{name: getattr(recipe, name) for name in names}))
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def photo(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def square(height: int, width: int, side: int) -> torch.Tensor:
+    hole = torch.zeros(1, height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    hole[:, top : top + side, left : left + side] = 1
+    return hole
+
+
+@torch.no_grad()
+def repaint(pipeline: AsyncPatchPipeline, x: torch.Tensor, hole: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """RePaint's filling, and how often it asked the network.
+
+    z = alpha x + sigma eps becomes ours, (1 - t) x + t eps with t = sigma / (alpha + sigma), divided by alpha + sigma.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = RePaintScheduler(num_train_timesteps=1000, clip_sample=False)
+    scheduler.set_timesteps(250, jump_length=10, jump_n_sample=10)
+    known, denoiser, calls = 1 - hole, pipeline.model.denoiser, 0
+    z, last = torch.randn_like(x), scheduler.timesteps[0] + 1
+    for t in scheduler.timesteps:
+        if t < last:
+            alpha, sigma = scheduler.alphas_cumprod[t].sqrt(), (1 - scheduler.alphas_cumprod[t]).sqrt()
+            field = (sigma / (alpha + sigma)).to(x.device).expand(len(x), 1, *x.shape[2:])
+            clean = denoiser(z / (alpha + sigma), field, None).x
+            z = scheduler.step((z - alpha * clean) / sigma, t, z, x, known).prev_sample
+            calls += 1
+        else:
+            z = scheduler.undo_step(z, last)
+        last = t
+    return z, calls
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--model", type=Path)
+    options.add_argument("--device", default="auto")
+    given = options.parse_args()
+
+    def load() -> AsyncPatchPipeline:
+        return AsyncPatchPipeline.from_pretrained(given.model) if given.model else untrained()
+
+    pipeline, plain = load().prepare(given.device), load().prepare(given.device, "fp32")
+    device = pipeline.unet.device
+    side = pipeline.model.resolution
+    print(f"{pipeline.where()}, torch {torch.__version__}, {torch.get_num_threads()} threads\n", flush=True)
+
+    z = torch.zeros(1, 3, side, side, device=device)
+    with torch.no_grad():
+        calls = {
+            name: lambda net=net: net(z, z[:, :1]) for name, net in (("chosen", pipeline.unet), ("fp32", plain.unet))
+        }
+        taken = medians(calls, 4 * given.rounds, device)
+    print(f"one window: {taken['fp32'] * 1000:.0f} ms in fp32, {taken['chosen'] * 1000:.0f} ms as chosen, "
+          f"{taken['fp32'] / taken['chosen']:.2f} times as fast\n", flush=True)  # fmt: skip
+
+    print("| photo | hole | windows asked | seconds | of the smallest photo's |")
+    print("|---|---|---|---|---|", flush=True)
+    for hole_side in (side // 2, 2 * side):
+        plans = [pipeline.plan_inpaint(photo(*size), square(*size, hole_side), seed=0) for size in PHOTOS]
+        pipeline.run(plans[0])
+        seconds = [min(timed(lambda plan=plan: pipeline.run(plan)) for _ in range(2)) for plan in plans]
+        for (height, width), plan, each in zip(PHOTOS, plans, seconds, strict=True):
+            print(f"| {width}x{height} | {hole_side}x{hole_side} | {pipeline.work(plan):,} | {each:.2f} | "
+                  f"{each / seconds[0]:.2f} |", flush=True)  # fmt: skip
+
+    size = (side, side)
+    ours = pipeline.plan_inpaint(photo(*size), square(*size, side // 2), seed=0)
+    quick = min(timed(lambda: pipeline.run(ours)) for _ in range(3))
+    picture = torch.from_numpy(photo(*size)).permute(2, 0, 1)[None].to(device) / 127.5 - 1
+    hole = square(*size, side // 2)[None].to(device)
+    began = time.perf_counter()
+    _, asked = repaint(pipeline, picture, hole)
+    slow = time.perf_counter() - began
+    print("\n| method | network calls | seconds |\n|---|---|---|")
+    print(f"| ours, {ours.settings.steps} steps | {pipeline.work(ours)} | {quick:.2f} |")
+    print(f"| RePaint, 250 steps with jumps | {asked:,} | {slow:.1f} |")
+    print(f"\n{asked / pipeline.work(ours):.0f} times fewer calls, {slow / quick:.0f} times as fast")
+
+
+if __name__ == "__main__":
+    main()
