@@ -290,3 +290,141 @@ def test_mistakes_are_said(wrong, said):
         completion(Grey(), **wrong)
     with pytest.raises(ValueError, match="one per picture"):
         completion(Grey())(torch.zeros(2, 3, 8, 8), torch.ones(1, 1, 8, 8), [0])
+
+
+def test_an_order_holds_where_filling_starts_from_noise_and_not_later():
+    """At the coarsest scale, and in every ring; not where a filling is refined."""
+
+    def kinds(**how):
+        seen = []
+        order = torch.linspace(0, 1, 32).expand(1, 1, 32, 32)
+        hole = square(32, 32, 8, 8, 16) if not how else 1 - square(32, 32, 12, 12, 8)
+        completion(
+            Grey(), window=16, steps=4, callback=lambda moment: seen.append((moment.stage, moment.visit.t)), **how
+        )(torch.zeros(1, 1, 32, 32), hole, [0], order=order)
+        return seen
+
+    def spread(stage, t):
+        return t[stage.start > 0].unique().numel()
+
+    coarse = kinds()
+    assert max(spread(stage, t) for stage, t in coarse if stage.factor == 2) > 3
+    assert max(spread(stage, t) for stage, t in coarse if stage.factor == 1) == 1
+    rings = kinds(rings=True)
+    firsts = [stage.start for stage, _ in rings]
+    for start in {id(each): each for each in firsts}.values():
+        assert max(spread(stage, t) for stage, t in rings if stage.start is start) > 3
+
+
+def test_an_order_is_each_pictures_own_and_counts_only_in_its_hole():
+    hole = square(16, 16, 4, 4, 8).repeat(2, 1, 1, 1)
+    order = torch.linspace(0, 1, 16).expand(2, 1, 16, 16).clone()
+    order[1] = order[1] * 1000 + 7
+    order[1, :, :4] = 1e6  # outside of the hole
+    times = []
+    completion(Grey(), window=16, steps=6, callback=lambda moment: times.append(moment.visit.t))(
+        torch.zeros(2, 1, 16, 16), hole, [0, 1], order=order
+    )
+    for t in times:
+        assert torch.allclose(t[0], t[1], atol=1e-4)
+
+
+def test_a_faint_hole_is_asked_about_at_least_once():
+    grey = Grey()
+    made = completion(grey, window=16, steps=10)(torch.zeros(1, 1, 16, 16), square(16, 16, 4, 4, 8, 0.02), [0])
+    assert len(grey.asked) == 1
+    assert made[0, 0, 8, 8] == pytest.approx(0.25, abs=1e-5)
+
+
+def test_almost_white_is_as_unknown_as_white():
+    for value in (0.96, 1.0):
+        assert halvings(square(300, 300, 50, 50, 200, value), 300, 64) == 3
+    assert halvings(square(300, 300, 50, 50, 200, 0.9), 300, 64) == 0
+    stages = list(completion(Grey(), window=16, rings=True).stages(1 - 0.04 * square(60, 60, 0, 0, 60)))
+    assert len(stages) == 1  # nothing to grow from
+    grey = torch.ones(1, 1, 60, 60) - 0.5 * square(60, 60, 20, 20, 20)
+    assert len(list(completion(Grey(), window=16, rings=True).stages(grey))) > 1
+
+
+def test_a_coarse_filling_is_enlarged_smoothly_in_its_place_and_range():
+    """A ramp that the coarse scale says comes out as the ramp, without steps, and never beyond [-1, 1]."""
+
+    def ramp(z, t, cond=None):
+        across = torch.linspace(-1, 1, z.shape[3]).expand_as(z)
+        return Denoised(1.5 * across)
+
+    hole = torch.zeros(1, 1, 31, 31)
+    hole[..., 8:23, :] = 1
+    made = completion(ramp, window=16, steps=2, refine=0.0)(torch.zeros(1, 1, 31, 31), hole, [0])
+    row = made[0, 0, 15]
+    assert row.abs().max() <= 1
+    inner = row[(row.abs() < 0.95)]
+    assert (inner.diff() > 0).all()
+    assert inner.diff().max() < 1.5 * inner.diff().mean()
+    assert abs(float(row[15])) < 0.1
+
+
+def test_rings_go_round_where_edges_are_joined():
+    hole = torch.ones(1, 1, 40, 40)
+    hole[..., :8, 10:30] = 0  # known at the top edge
+    first = next(completion(Grey(), window=16, rings=True, wrap=True).stages(hole)).start
+    assert first[0, 0, -8:, 15].all()
+    assert not next(completion(Grey(), window=16, rings=True).stages(hole)).start[0, 0, -8:].any()
+
+
+def test_what_waits_is_not_known_to_guidance():
+    given = []
+
+    def prepare(denoiser, start, noise):
+        given.append(start.clone())
+        return denoiser
+
+    hole = 1 - square(40, 40, 16, 16, 8)
+    completion(Grey(), window=16, steps=1, rings=True, prepare=prepare)(torch.zeros(1, 1, 40, 40), hole, [0])
+    assert torch.equal(given[0], hole)
+
+
+def test_random_steps_are_seeded_too():
+    how = Completion(denoiser=Grey(), process=PROCESS, step=ddim(PROCESS, eta=1.0), window=16, steps=4)
+    x, hole = torch.zeros(1, 1, 16, 16), square(16, 16, 2, 2, 12)
+    seen = []
+    for _ in range(2):
+        watched = Completion(**{**vars(how), "callback": lambda moment: seen.append(moment.visit.z)})
+        watched(x, hole, [5])
+    assert torch.equal(seen[3], seen[7])
+    assert not torch.equal(seen[2], seen[3])
+
+
+def test_no_more_windows_at_a_time_than_allowed():
+    grey = Grey()
+    completion(grey, window=16, steps=2, batch=3)(torch.zeros(2, 1, 64, 64), torch.ones(1, 1, 64, 64), [0, 1])
+    assert max(len(z) for z, _, _ in grey.asked) == 3
+
+
+def test_an_order_is_reduced_with_its_picture():
+    order = torch.arange(48.0).expand(1, 1, 48, 48)
+    made = completion(Grey(), window=16, steps=4)(torch.zeros(1, 1, 48, 48), torch.ones(1, 1, 48, 48), [0], order=order)
+    assert made.shape == (1, 1, 48, 48)
+
+
+def test_boxes_have_the_context_that_was_promised():
+    hole = torch.zeros(1000, 1000)
+    hole[500:556, 500:556] = 1  # 56 and an eighth of a window on each side do not fit into 64: f = 2, two windows
+    assert boxes(hole, 64) == [Box(464, 464, 592, 592)]
+    hole[:] = 0
+    hole[400:410, 300:700] = 1  # longer than a window, thin: f = 1, context of 8
+    assert boxes(hole, 64) == [Box(373, 292, 437, 708)]
+
+
+def test_boxes_that_meet_after_merging_are_merged_again_and_scratches_are_one():
+    hole = torch.zeros(600, 600)
+    for k in range(400):
+        hole[100 + k, 100 + k] = 1
+    assert len(boxes(hole, 64)) == 1
+    hole[:] = 0
+    for top, left in ((100, 100), (100, 170), (170, 135), (160, 60)):
+        hole[top : top + 20, left : left + 20] = 1
+    found = boxes(hole, 64)
+    for k, a in enumerate(found):
+        for b in found[k + 1 :]:
+            assert a.bottom <= b.top or b.bottom <= a.top or a.right <= b.left or b.right <= a.left

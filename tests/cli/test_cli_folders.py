@@ -104,6 +104,80 @@ def test_pictures_of_one_name_do_not_overwrite_each_other(here, run):
     assert {"a.bmp.png", "a.png.png"} <= set(names(here / "out"))
 
 
+def test_names_never_clash(here, run):
+    for name in ("a.jpg", "a.jpg.png"):
+        Image.open(here / "photos/a.png").convert("RGB").save(here / "photos" / name)
+    Image.open(here / "masks/a.png").save(here / "masks/a.jpg.png")
+    done = run("photos", "--masks", "masks", "-o", "out")
+    assert done.exit_code == 0, done.output
+    assert len(names(here / "out")) == 7
+    assert "wrote 7 pictures" in done.stdout
+
+
+def test_results_and_masks_inside_the_folder_are_not_taken_for_photos(here, run):
+    (here / "masks").rename(here / "photos/masks")
+    (here / "photos/.thumbs").mkdir()
+    Image.new("RGB", (9, 9)).save(here / "photos/.thumbs/x.png")
+    for _ in range(2):
+        assert run("photos", "--masks", "photos/masks", "-o", "photos/out").exit_code == 0
+    assert names(here / "photos/out") == ["a.png", "b.png", "d.png", "deep/c.png", "e.png"]
+
+
+def test_a_missing_candidate_alone_is_made_again(here, run):
+    assert run("photos", "--masks", "masks", "-o", "out", "-n", 2, "--seed", 1).exit_code == 0
+    before = {name: (here / "out" / name).stat().st_mtime_ns for name in names(here / "out")}
+    (here / "out/a-2.png").unlink()
+    assert run("photos", "--masks", "masks", "-o", "out", "-n", 2, "--seed", 1).exit_code == 0
+    after = {name: (here / "out" / name).stat().st_mtime_ns for name in names(here / "out")}
+    assert {name for name in after if after[name] != before[name]} == {"a-2.png"}
+
+
+def test_the_seed_that_was_drawn_is_told_and_shared(here, run):
+    done = run("photos", "--masks", "masks", "-o", "out")
+    seed = done.stderr.split("seed ")[1].split()[0]
+    assert run("photos/d.png", "--mask", "masks/d.png", "-o", "alone.png", "--seed", seed).exit_code == 0
+    alone, together = (np.asarray(Image.open(name), np.int16) for name in ("alone.png", "out/d.png"))
+    assert np.abs(alone - together).max() <= 1
+
+
+def test_the_mask_of_the_same_full_name_comes_first(here, run):
+    Image.new("L", (30, 24), 255).save(here / "masks/a.bmp")
+    assert run("photos", "--masks", "masks", "-o", "out").exit_code == 0
+    (here / "photos/a.png").rename(here / "photos/a.webp")  # now neither is
+    Image.open(here / "photos/d.png").save(here / "photos/a.webp")
+    done = run("photos", "--masks", "masks", "-o", "other")
+    assert done.exit_code == 1
+    assert "there are several" in done.stderr
+
+
+def test_mask_options_and_notes_reach_folders(here, run):
+    assert run("photos", "--masks", "masks", "-o", "out", "--invert").exit_code == 0
+    x, made, hole = (np.asarray(Image.open(here / name)) for name in ("photos/a.png", "out/a.png", "masks/a.png"))
+    assert np.array_equal(made[hole > 0], x[hole > 0])
+    for path in (here / "masks").rglob("*.png"):
+        Image.open(path).save(path.with_suffix(".jpg"), quality=50)
+        path.unlink()
+    done = run("photos", "--masks", "masks", "-o", "more")
+    assert "note: the mask is a lossy file" in done.stderr
+
+
+def test_one_that_fails_at_work_does_not_stop_the_rest(here, run, monkeypatch):
+    from asyncpatch.pipelines import AsyncPatchPipeline
+
+    whole = AsyncPatchPipeline.run
+
+    def sometimes(self, plan, watch=None):
+        if any(task.picture.name.endswith("d.png") for task in plan.tasks):
+            raise FloatingPointError("sampling broke down")
+        return whole(self, plan, watch)
+
+    monkeypatch.setattr(AsyncPatchPipeline, "run", sometimes)
+    done = run("photos", "--masks", "masks", "-o", "out")
+    assert done.exit_code == 1
+    assert "d.png: sampling broke down" in " ".join(done.stderr.split())
+    assert names(here / "out") == ["a.png", "b.png", "deep/c.png", "e.png"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -116,6 +190,10 @@ def test_pictures_of_one_name_do_not_overwrite_each_other(here, run):
         (["photos", "--masks", "masks", "-o", "masks"], "inputs are never overwritten"),
         (["photos", "--masks", "masks", "-o", "out", "--shard", "3/2"], "i from 1 to n"),
         (["empty", "--masks", "masks", "-o", "out"], "no pictures"),
+        (["photos", "--mask", "masks/a.png", "-o", "masks", "--force"], "inputs are never overwritten"),
+        (["photos", "--masks", "masks", "-o", "photos/a.png"], "give -o, a folder"),
+        (["photos", "--masks", "masks", "-o", "out", "--class-guidance", "2"], "give one"),
+        (["photos", "--masks", "masks", "-o", "out", "--schedule", "zigzag"], "no file 'zigzag'"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_done(here, run, arguments, said):

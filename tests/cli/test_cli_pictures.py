@@ -64,7 +64,7 @@ def test_help_is_instant_and_lists_all_settings():
 def test_inpainting_keeps_all_but_the_hole(here, run):
     done = run("inpaint", "photo.png", "--mask", "mask.png", "-o", "out.png", "-n", 2, "--seed", 4)
     assert done.exit_code == 0, done.output
-    assert "wrote out-1.png (seeds 4 to 5)" in done.stdout
+    assert done.stdout.splitlines() == ["wrote out-1.png (seed 4)", "wrote out-2.png (seed 5)"]
     x, hole = (np.asarray(Image.open(name)) for name in ("photo.png", "mask.png"))
     for k in (1, 2):
         made = np.asarray(Image.open(f"out-{k}.png"))
@@ -162,7 +162,9 @@ BOMB = bytes.fromhex("89504e470d0a1a0a0000000d49484452000186a0000186a00802000000
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["inpaint", "none.png", "--mask", "mask.png"], "there is no such file"),
+        (["inpaint", "none.png", "--mask", "mask.png"], "there is no such file or folder"),
+        (["inpaint", "phots", "--masks", "masks", "-o", "out"], "there is no such file or folder"),
+        (["texture", "photo.png", "--mask", "black.png"], "use --invert"),
         (["inpaint", "photo.png"], "give --mask"),
         (["inpaint", "photo.png", "--mask", "none.png"], "there is no such file"),
         (["inpaint", "photo.png", "--mask", "wide.png"], "the shapes differ"),
@@ -217,6 +219,113 @@ def test_force_overwrites(here, run):
     assert size_of("out.png") == (5, 5)
     assert run("generate", "-o", "out.png", "--force").exit_code == 0
     assert size_of("out.png") == (16, 16)
+
+
+def test_names_are_padded_and_a_sheet_shows_what_was_given(here, run):
+    assert run("generate", "-n", 10, "-o", "many.png").exit_code == 0
+    assert {"many-01.png", "many-10.png"} <= set(names(here))
+    assert run("inpaint", "photo.png", "--mask", "mask.png", "-n", 2, "--grid", "-o", "sheet.png").exit_code == 0
+    with Image.open("sheet.png") as sheet:
+        width, height = sheet.size
+        shown = np.asarray(sheet.convert("RGB")).astype(int)
+    assert width * height > 3 * 120 * 80  # three tiles, enlarged twice
+    x = np.asarray(Image.open("photo.png")).astype(int)
+    given = shown[4:84:2, 4:124:2]
+    assert np.array_equal(given[:10], x[:10])
+    assert (np.abs(given[10:20, 20:30] - 128) <= 1).all()
+
+
+def test_the_masks_options_reach_the_hole(here, run):
+    x, hole = (np.asarray(Image.open(name)) for name in ("photo.png", "mask.png"))
+
+    def changed(*how):
+        assert run("inpaint", "photo.png", "--mask", "mask.png", "-o", "out.png", "--force", *how).exit_code == 0
+        return (np.asarray(Image.open("out.png")) != x).any(-1)
+
+    assert not changed("--invert")[hole > 0].any()
+    assert changed("--grow", 3)[8, 25]
+    assert not changed("--feather", 3)[hole == 0].any()
+    Image.open("photo.png").crop((0, 0, 40, 40)).save("half.png")
+    Image.fromarray(hole[:, 10:50]).save("missing.png")
+    assert run("texture", "half.png", "--mask", "missing.png", "-o", "whole.png").exit_code == 0
+    off = (np.asarray(Image.open("whole.png")) != np.asarray(Image.open("half.png"))).any(-1)
+    assert not off[hole[:, 10:50] == 0].any()
+    assert off.any()
+    assert run("outpaint", "photo.png", "--left", 8, "--bottom", 4, "-o", "larger.png").exit_code == 0
+    assert np.array_equal(np.asarray(Image.open("larger.png"))[:40, 8:], x)
+
+
+def test_no_input_is_overwritten_and_targets_are_checked_before_the_work(here, run, monkeypatch):
+    Image.open("mask.png").save("order.png")
+
+    def refuse(self, *args):
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr("asyncpatch.pipelines.AsyncPatchPipeline.run", refuse)
+    for arguments in (
+        ["inpaint", "photo.png", "--mask", "mask.png", "--schedule", "order.png", "-o", "order.png"],
+        ["outpaint", "photo.png", "--right", "4", "-o", "photo.png"],
+        ["texture", "photo.png", "--mask", "mask.png", "-o", "mask.png"],
+    ):
+        done = run(*arguments, "--force")
+        assert done.exit_code == 2
+        assert "inputs are never overwritten" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "made"),
+    [
+        ("dir.v2", 0, "dir.v2/generated.png"),  # a folder that is there, whatever its name
+        ("new/deep", 0, "new/deep/generated.png"),
+        ("plain", 2, "a file"),
+        ("photo.png/sub", 2, "is a file, not a folder"),
+        ("nowhere/out.png", 0, "nowhere/out.png"),
+    ],
+)
+def test_what_an_output_means(here, run, output, code, made):
+    (here / "dir.v2").mkdir()
+    (here / "plain").write_text("a file")
+    done = run("generate", "-o", output)
+    assert done.exit_code == code, done.output
+    if code:
+        assert names(here) == ["mask.png", "photo.png", "plain"]
+        assert "Traceback" not in done.stderr
+    else:
+        assert (here / made).is_file()
+
+
+def test_a_command_that_fails_leaves_no_folder(here, run):
+    assert run("outpaint", "photo.png", "-o", "new/folder").exit_code == 2
+    assert not (here / "new").exists()
+
+
+def test_broken_models_and_a_lack_of_memory_are_said(here, run, tiny_model, monkeypatch):
+    import shutil
+
+    import torch
+
+    broken = here / "broken"
+    for damage in ("weights", "index", "process"):
+        shutil.copytree(tiny_model, broken)
+        if damage == "weights":
+            next((broken / "unet").glob("*.safetensors")).write_bytes(b"no weights")
+        elif damage == "index":
+            (broken / "model_index.json").write_text("{")
+        else:
+            index = (broken / "model_index.json").read_text()
+            (broken / "model_index.json").write_text(index.replace("rectified_flow", "odd"))
+        done = CliRunner().invoke(app, ["generate", "--model", "broken", "--device", "cpu"])
+        assert done.exit_code == 2, damage
+        assert "cannot be read as a model" in done.stderr
+        shutil.rmtree(broken)
+
+    def full(self, *args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("asyncpatch.pipelines.AsyncPatchPipeline.run", full)
+    done = run("generate")
+    assert done.exit_code == 2
+    assert "out of memory: use a smaller picture" in done.stderr
 
 
 def test_sizes_and_shards_are_read():

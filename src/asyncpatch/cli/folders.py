@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asyncpatch.cli.pictures import Job, numbered
+from asyncpatch.cli.pictures import Job, is_folder, numbered
 from asyncpatch.images import ImageError, write
 from asyncpatch.pipelines import AsyncPatchPipeline, Plan
 
@@ -20,10 +20,12 @@ AT_ONCE = 16
 """Pictures that are worked on together."""
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """All pictures below a folder, but for what is hidden."""
+def pictures_in(folder: Path, *but: Path) -> list[Path]:
+    """All pictures below a folder, but for what is hidden, and for some folders in it."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    seen = (path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    left_out = {each.resolve() for each in but}
+    return sorted(path for path in seen if not left_out & set(path.resolve().parents))
 
 
 def inpaint_folder(
@@ -38,14 +40,17 @@ def inpaint_folder(
         raise ValueError("for a folder of pictures give --masks, a folder, or --mask for all of them")
     if masks is not None and not masks.is_dir():
         raise ValueError(f"--masks must be a folder, got {masks}; for one mask use --mask")
-    if job.output is None or job.output.suffix or job.grid or job.gif:
+    if job.output is None or not is_folder(job.output) or job.grid or job.gif:
         raise ValueError("for a folder of pictures give -o, a folder; --grid and --gif are for one picture")
     if job.output.resolve() == folder.resolve() or (masks is not None and job.output.resolve() == masks.resolve()):
         raise ValueError(f"{job.output}: is an input, and inputs are never overwritten; choose another folder")
-    everything = pictures_in(folder)
+    everything = pictures_in(folder, job.output, *([masks] if masks else []))
     if not everything:
         raise ValueError(f"{folder}: there are no pictures in it")
     targets = _targets(everything, folder, job)
+    inputs = {path.resolve() for path in [*everything, *([mask] if mask else []), *job.own_inputs]}
+    if clash := [file for files in targets.values() for file in files if file.resolve() in inputs]:
+        raise ValueError(f"{clash[0]}: is an input, and inputs are never overwritten; choose another folder")
     mine = everything[shard[0] :: shard[1]]
     todo = [path for path in mine if job.force or not all(file.exists() for file in targets[path])]
     if len(todo) < len(mine):
@@ -54,8 +59,9 @@ def inpaint_folder(
         return
     drawn = _masks_in(masks) if masks is not None else {}
     pipeline = job.pipeline()
-    plans = pipeline.plan_generate(**job.chosen)  # draws the seed, which is then the same for all
-    seed, failed = plans.tasks[0].seeds[0], dict[Path, str]()
+    # a plan of nothing: it draws the seed, which is then the same for all, and refuses what is wrong for all
+    seed = pipeline.plan_generate(**job.chosen).tasks[0].seeds[0]
+    failed, notes = dict[Path, str](), Counter[str]()
     typer.echo(f"seed {seed}", err=True)
     columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -68,10 +74,13 @@ def inpaint_folder(
                     hole = mask or _mask_of(path.relative_to(folder), drawn, masks)
                     chosen = {**job.chosen, "seed": seed}
                     ready[path] = pipeline.plan_inpaint(path, hole, **shape, **chosen)
+                    notes.update(ready[path].notes)
                 except (ImageError, OSError) as error:
-                    failed[path] = str(error)
+                    failed[path] = str(error) if str(path) in str(error) else f"{path}: {error}"
             failed |= _finish(pipeline, ready, targets, job.force)
             progress.advance(bar, len(some))
+    for note, times in notes.items():
+        typer.echo(f"note: {note} ({times} of {len(todo)} pictures)", err=True)
     typer.echo(f"wrote {len(todo) - len(failed)} pictures to {job.output}")
     if failed:
         for said in failed.values():
@@ -111,14 +120,20 @@ def _finish(
 def _targets(everything: list[Path], folder: Path, job: Job) -> dict[Path, list[Path]]:
     """What each picture becomes: a.jpg becomes a.png, or a.jpg.png where there is an a.png too."""
     assert job.output is not None
-    stems = Counter(path.with_suffix("") for path in everything)
-    found = {}
-    for path in everything:
-        inside = path.relative_to(folder)
-        name = inside.stem if stems[path.with_suffix("")] == 1 else inside.name
-        file = job.output / inside.parent / f"{name}.png"
-        found[path] = [file] if job.n == 1 else numbered(file, job.n)
-    return found
+    full = set[Path]()  # those that keep their suffix
+    while True:
+        found = {}
+        for path in everything:
+            inside = path.relative_to(folder)
+            file = job.output / inside.parent / f"{inside.name if path in full else inside.stem}.png"
+            found[path] = [file] if job.n == 1 else numbered(file, job.n)
+        taken = Counter(file for files in found.values() for file in files)
+        clash = {path for path, files in found.items() if any(taken[file] > 1 for file in files)}
+        if not clash:
+            return found
+        if clash <= full:
+            raise ValueError(f"several pictures would become {next(file for file in taken if taken[file] > 1)}")
+        full |= clash
 
 
 def _masks_in(masks: Path) -> dict[Path, list[Path]]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+TILE = 512
+"""Pixels of a picture's longer side on a sheet, at most."""
 LONG = 10.0
 """Seconds: of what takes longer the estimated time is said first."""
 
@@ -49,13 +51,15 @@ _MACHINE = [
 @contextmanager
 def said_plainly() -> Iterator[None]:
     """What a user can mend is one line and exit code 2."""
-    from asyncpatch.images import ImageError
-
     try:
         yield
-    except (ImageError, ValueError, TypeError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
         raise fail(error) from None
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        from asyncpatch.windows import is_out_of_memory
+
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
         raise fail("out of memory: use a smaller picture, or fewer candidates (-n)") from None
 
 
@@ -96,16 +100,22 @@ class Job:
         from asyncpatch.images import check_target
 
         output = self.output or Path(name)
-        if not output.suffix:
-            output.mkdir(parents=True, exist_ok=True)
+        if is_folder(output):
             output = output / name
         count = 1 if self.grid else self.n
         files = [output] if count == 1 else numbered(output, count)
         for file in files:
-            check_target(file, force=self.force, inputs=inputs)
+            if file.parent.is_dir() or not is_folder(file.parent):  # else it will be made
+                check_target(file, force=self.force, inputs=[*inputs, *self.own_inputs])
         if self.gif:
-            check_target(self.gif, force=self.force, inputs=inputs, suffixes=[".gif"])
+            check_target(self.gif, force=self.force, inputs=[*inputs, *self.own_inputs], suffixes=[".gif"])
         return files
+
+    @property
+    def own_inputs(self) -> list[Path]:
+        """Files that the shared options name, to be read."""
+        schedule = Path(self.settings.get("schedule", "synchronous"))
+        return [schedule] if schedule.is_file() else []
 
     def finish(self, pipeline: AsyncPatchPipeline, plan: Plan, files: list[Path], inputs: Sequence[Path] = ()) -> None:
         """Does the work of one picture, and writes it."""
@@ -116,15 +126,19 @@ class Job:
         frames = Frames(plan, pipeline.model.resolution) if self.gif else None
         made = with_progress(pipeline, plan, frames)[0]
         pictures = [picture_from(contact_sheet(plan, made))] if self.grid else made.pictures
+        files[0].parent.mkdir(parents=True, exist_ok=True)
         for picture, file in zip(pictures, files, strict=True):
-            notes += write(picture, file, force=self.force, inputs=inputs)
+            notes += write(picture, file, force=self.force, inputs=[*inputs, *self.own_inputs])
         if frames is not None and self.gif:
             frames.write(made, self.gif, force=self.force)
         for note in dict.fromkeys(notes):
             typer.echo(f"note: {note}", err=True)
-        seeds = f"seed {made.seeds[0]}" if len(made.seeds) == 1 else f"seeds {made.seeds[0]} to {made.seeds[-1]}"
-        for file in [*files, *([self.gif] if self.gif else [])]:
-            typer.echo(f"wrote {file} ({seeds})")
+        together = f"seed {made.seeds[0]}" if self.n == 1 else f"seeds {made.seeds[0]} to {made.seeds[-1]}"
+        seeds = [together] if self.grid else [f"seed {seed}" for seed in made.seeds]
+        for file, said in zip(files, seeds, strict=True):
+            typer.echo(f"wrote {file} ({said})")
+        if self.gif:
+            typer.echo(f"wrote {self.gif} ({together})")
 
 
 def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatchPipeline:
@@ -137,7 +151,24 @@ def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatch
     folder = model or shipped_model()
     if not folder.exists():
         raise FileNotFoundError(f"there is no model folder {folder}")
-    return AsyncPatchPipeline.from_pretrained(folder).prepare(device, precision)
+    try:
+        pipeline = AsyncPatchPipeline.from_pretrained(folder)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # broken weights, or an index that is none, raise all kinds
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
+    return pipeline.prepare(device, precision)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path that was given for results means a folder; one that cannot be made is refused."""
+    for each in path.parents:
+        if each.exists() and not each.is_dir():
+            raise ValueError(f"{path}: {each} is a file, not a folder")
+    if path.exists():
+        return path.is_dir()
+    return not path.suffix
 
 
 def numbered(file: Path, count: int) -> list[Path]:
@@ -156,6 +187,8 @@ def contact_sheet(plan: Plan, made: Made) -> Any:
     if bool((task.hole == 0).any()):
         shown = [task.picture.x * (task.hole <= 0), *shown]
     tiles = [picture(x, max(1, 160 // max(x.shape))) for x in shown]
+    for tile in tiles:
+        tile.thumbnail((TILE, TILE), Image.Resampling.BOX)
     columns = min(len(tiles), max(1, round(len(tiles) ** 0.5 * (tiles[0].height / tiles[0].width) ** 0.5)))
     rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
     rows[-1] += [Image.new("RGB", tiles[0].size, "#d8d8d8")] * (columns - len(rows[-1]))
@@ -260,6 +293,8 @@ def inpaint(
         if picture.is_dir():
             inpaint_folder(job, picture, mask, masks, shard_from(shard) if shard else (0, 1), shape)
             return
+        if not picture.exists():
+            raise ValueError(f"{picture}: there is no such file or folder")
         if mask is None or masks is not None or shard is not None:
             raise ValueError("for one picture give --mask; --masks and --shard are for a folder of pictures")
         files = job.targets(f"{picture.stem}-inpainted.png", [picture, mask])
@@ -296,6 +331,7 @@ def texture(
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture", show_default=False)] = None,
     tileable: Annotated[bool, typer.Option("--tileable", help="opposite edges fit together")] = False,
     mask: Annotated[Path | None, typer.Option(help="white where the swatch is to be filled in")] = None,
+    invert: Annotated[bool, typer.Option("--invert", help="the mask is white where the swatch stays")] = False,
     **given: Any,
 ) -> None:
     """Grow a texture from a swatch, which stays in its middle.
@@ -312,7 +348,7 @@ def texture(
         files = job.targets(f"{swatch.stem}-texture.png", inputs)
         pipeline = job.pipeline()
         wanted = size_from(size) if size else None
-        plan = pipeline.plan_texture(swatch, wanted, tileable=tileable, hole=mask, **job.chosen)
+        plan = pipeline.plan_texture(swatch, wanted, tileable=tileable, hole=mask, invert=invert, **job.chosen)
         job.finish(pipeline, plan, files, inputs)
 
 

@@ -57,6 +57,8 @@ class Model:
         if not (folder / INDEX).is_file():
             raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
         index = json.loads((folder / INDEX).read_text())
+        if index.get("process") not in PROCESSES:
+            raise ValueError(f"{folder / INDEX}: process must be one of {', '.join(PROCESSES)}")
         net = UNet.from_pretrained(folder / "unet", torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False)
         return cls(net, PROCESSES[index["process"]](), index["prediction"], index["resolution"], tuple(index["labels"]))
 

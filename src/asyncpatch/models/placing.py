@@ -25,7 +25,7 @@ def choose_device(name: str = "auto") -> torch.device:
         found = there[device.type]
     except (RuntimeError, KeyError):
         raise ValueError(f"device must be auto, cuda, mps or cpu, got {name!r}") from None
-    if not found:
+    if not found or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"device {name} was asked for, but there is none here; use cpu, or auto")
     return device
 
