@@ -267,3 +267,8 @@ def test_a_canvas_in_float64_stays_so():
 
     out = sample(shrink, synchronous(2), torch.zeros(1, 1, 1, 1, dtype=torch.float64), step=step)
     assert seen == {out.dtype} == {torch.float64}
+
+
+def test_a_step_that_was_not_made_yet_is_named():
+    with pytest.raises(TypeError, match=r"step=heun\(process\)"):
+        sample(lambda z, t, cond: Denoised(z), synchronous(2), torch.zeros(1, 1, 2, 2), step=heun)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from asyncpatch import checks
+from asyncpatch import checks, steps
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Step, Visit, check_answer
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -78,6 +78,9 @@ def sample(
     """
     checks.canvas("z", z)
     _check_cond(cond, len(z))
+    for make in (steps.ddim, steps.churned_ddim, steps.heun):
+        if step is make:  # type: ignore[comparison-overlap]
+            raise TypeError(f"step must be made for a process first: step={make.__name__}(process)")
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
 

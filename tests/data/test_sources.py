@@ -71,6 +71,12 @@ def test_a_folder_with_splits(tmp_path):
     assert seen(open_sources([str(tmp_path)], "validation")) == [(20, "cat")]
 
 
+def test_a_split_without_its_counterpart_is_no_class(tmp_path):
+    write(tmp_path / "train/cat/1.png", 10)
+    assert seen(open_sources([str(tmp_path)])) == [(10, "cat")]
+    assert open_sources([str(tmp_path)], "validation") is None
+
+
 def test_train_may_be_the_name_of_a_class(tmp_path):
     for name in ("bus", "train"):
         write(tmp_path / name / "1.png", 10)

@@ -22,11 +22,11 @@ from asyncpatch.process import CosineVP, RectifiedFlow
 from asyncpatch.protocols import Denoised
 from asyncpatch.train import run as run_module
 from asyncpatch.train.average import gamma_of
-from asyncpatch.train.errors import Stopped
+from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.grids import inpainting_grid
 from asyncpatch.train.run import Signals, train
 from asyncpatch.train.trainer import Trainer
-from asyncpatch.train.watch import read_log
+from asyncpatch.train.watch import Watch, read_config, read_log
 from runs import TINY, losses, tensors_of, write_pictures
 
 
@@ -256,3 +256,17 @@ def test_the_inpainting_grid_shows_the_pictures_and_keeps_what_is_known():
             assert (cell(row, column)[known] == levels[column][known]).all()
         assert (cell(1, column)[~known] == 128).all()
         assert (cell(2, column)[~known] != levels[column][~known]).mean() > 0.9
+
+
+def test_two_processes_do_not_train_in_one_folder(data, tmp_path):
+    other = Watch(tmp_path / "run", quiet=True)
+    other.claim()
+    with pytest.raises(TrainingError, match="another process is training"):
+        trained(TINY, data, tmp_path / "run")
+    other.close()
+    trained(TINY, data, tmp_path / "run")
+
+
+def test_a_resumed_run_remembers_its_cache(data, tmp_path):
+    trained(TINY, data, tmp_path / "run", cache=tmp_path / "mine")
+    assert read_config(tmp_path / "run")["cache"] == str(tmp_path / "mine")

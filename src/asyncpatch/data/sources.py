@@ -321,6 +321,11 @@ def _open(where: str, split: str) -> Source | Shards | None:
     split_up = any((path / name).is_dir() for name in SPLITS["train"]) and any(
         (path / name).is_dir() for name in SPLITS["validation"]
     )
+    inside = [each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    if len(inside) == 1 and inside[0] in SPLITS["train"]:  # a split without its counterpart is no class
+        if split != "train":
+            return None
+        split_up = True
     folder = own if split_up and own else path
     parquet, shards, pictures = _files(folder, {".parquet"}), sorted(folder.glob("*.tar")), Folder(folder)
     if sum(map(bool, (parquet, shards, len(pictures)))) > 1:

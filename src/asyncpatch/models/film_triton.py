@@ -209,4 +209,7 @@ _film.register_autograd(_gradients, setup_context=_save)
 
 def fused_film(h: Tensor, phi: Tensor, weight: Tensor, label: Tensor) -> Tensor:
     """``film.modulate_by_field`` on CUDA: h [B, C, H, W], phi [B, K, H, W], weight [2, K, C], label [B, 2, C]."""
-    return _film(h, phi.to(h.dtype), weight, label)
+    if torch.compiler.is_compiling():
+        return _film(h, phi.to(h.dtype), weight, label)
+    with torch.cuda.device_of(h):  # Triton launches on the current device, whichever its arguments are on
+        return _film(h, phi.to(h.dtype), weight, label)

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,19 @@ def train(
     run, until = Path(run), time.monotonic() + 60 * minutes if minutes is not None else math.inf
     accelerator = make_accelerator(recipe)
     _check(recipe, accelerator)
-    watch = Watch(run, main=accelerator.is_main_process, quiet=quiet)
-    source = open_training(data)
-    saved = _newest(run, accelerator, watch, resume)
-    tensor, facts = checkpoint.load(saved) if saved is not None else (None, None)
-    torch.manual_seed(recipe.seed)
-    model = _new_model(recipe, init, source.names, watch) if facts is None else _same_model(facts, recipe, source.names)
-    feed, held = open_feed(source, data, recipe, cache, accelerator, watch.say)
-    try:
+    with ExitStack() as stack:
+        watch = Watch(run, main=accelerator.is_main_process, quiet=quiet)
+        stack.callback(watch.close)
+        source = open_training(data)
+        saved = _newest(run, accelerator, watch, resume)
+        tensor, facts = checkpoint.load(saved) if saved is not None else (None, None)
+        torch.manual_seed(recipe.seed)
+        if facts is None:
+            model = _new_model(recipe, init, source.names, watch)
+        else:
+            model = _same_model(facts, recipe, source.names)
+        feed, held = open_feed(source, data, recipe, cache, accelerator, watch.say)
+        stack.callback(feed.close)
         trainer = Trainer(recipe, model, accelerator, watch.say)
         _describe(trainer, watch)
         if tensor is not None and facts is not None:
@@ -103,9 +108,6 @@ def train(
         watch.start(trainer.step, recipe.steps, recipe.batch)
         with Signals(accelerator) as signals, checkpoint.explained(run), _out_of_memory(trainer):
             Loop(trainer, feed, held, run, watch).go(signals, until)
-    finally:
-        feed.close()
-        watch.close()
     return run / "model"
 
 
@@ -311,6 +313,7 @@ def _newest(run: Path, accelerator: Accelerator, watch: Watch, resume: bool) -> 
     if accelerator.is_main_process:
         try:
             folder = run / "checkpoints"
+            watch.claim()
             if resume:
                 chosen = [checkpoint.newest(folder, watch.say)]
             elif checkpoint.all_in(folder):

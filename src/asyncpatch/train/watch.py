@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from asyncpatch.train.errors import TrainingError
 from asyncpatch.train.report import write_report
 
 LOG, CONFIG = "log.jsonl", "config.json"
@@ -50,6 +51,23 @@ class Watch:
         self.progress: Progress | None = None
         self._log: Any = None
         self._board: Any = None
+        self._lock: Any = None
+
+    def claim(self) -> None:
+        """Lock the run's folder until this process ends, however it does: two would overwrite each other."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        self.run.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.run / ".lock", "w")  # noqa: SIM115
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = f"another process is training in {self.run}: choose another --out, or wait for it"
+            raise TrainingError(said) from None
+        except OSError:  # a file system without locks
+            return
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -124,3 +142,5 @@ class Watch:
             self._log.close()
         if self._board is not None:
             self._board.close()
+        if self._lock is not None:
+            self._lock.close()
