@@ -21,8 +21,8 @@ protocols fields
 process
 parameterization oracle
 time_sampling schedules steps loss
-sampling guidance coverage drawing windows
-completion
+sampling guidance coverage drawing windows environment
+completion likelihood
 models data metrics images settings
 train pipelines
 frames

@@ -57,6 +57,10 @@ class Process(ABC):
         """Equation (3)."""
         return 2.0 * (self.alpha(t).log() - self.sigma(t).log())
 
+    @abstractmethod
+    def time_of(self, logsnr: Tensor) -> Tensor:
+        """The time at which the log-SNR has this value: the inverse of equation (3)."""
+
     def diffuse(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Equation (1): noise the clean picture ``x`` to the time field ``t``. Tokens at t = 0 are x exactly."""
         checks.canvas("x", x)
@@ -89,6 +93,9 @@ class RectifiedFlow(Process):
     def velocity(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return -torch.ones_like(t), torch.ones_like(t)
 
+    def time_of(self, logsnr: Tensor) -> Tensor:
+        return torch.sigmoid(-0.5 * logsnr)
+
 
 @dataclass(frozen=True)
 class CosineVP(Process):
@@ -104,6 +111,9 @@ class CosineVP(Process):
 
     def velocity(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return -self.sigma(t), self.alpha(t)
+
+    def time_of(self, logsnr: Tensor) -> Tensor:
+        return (2.0 / math.pi) * torch.atan(torch.exp(-0.5 * logsnr))
 
 
 PROCESSES: dict[str, type[RectifiedFlow] | type[CosineVP]] = {"rectified_flow": RectifiedFlow, "cosine": CosineVP}

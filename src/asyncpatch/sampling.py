@@ -33,20 +33,29 @@ def draw_noise(like: Tensor, generator: Generators = None) -> Tensor:
     With one generator per sample, sample i is drawn from generator i alone. Noise is drawn where its generator
     lives and moved: CPU generators give the same picture on every device, at the price of a copy.
     """
+    return _drawn(like, generator, torch.Tensor.normal_)
+
+
+def draw_uniform(like: Tensor, generator: Generators = None) -> Tensor:
+    """Numbers in [0, 1), as `draw_noise` draws its own."""
+    return _drawn(like, generator, torch.Tensor.uniform_)
+
+
+def _drawn(like: Tensor, generator: Generators, fill: Callable[..., Tensor]) -> Tensor:
     if generator is None or isinstance(generator, torch.Generator):
         source = generator.device if generator is not None else like.device
-        return torch.randn(like.shape, generator=generator, device=source, dtype=like.dtype).to(like.device)
+        return fill(torch.empty(like.shape, device=source, dtype=like.dtype), generator=generator).to(like.device)
     if not isinstance(generator, Sequence):
         raise TypeError(f"generator must be a torch.Generator or a list of them, got {checks.shape_of(generator)}")
     if len(generator) != len(like):
         raise ValueError(f"generator must be one, or one per sample ({len(like)}), got {len(generator)}")
-    noise = torch.empty(like.shape, device=like.device, dtype=like.dtype)
-    for row, each in zip(noise, generator, strict=True):
+    drawn = torch.empty(like.shape, device=like.device, dtype=like.dtype)
+    for row, each in zip(drawn, generator, strict=True):
         if each.device.type == like.device.type:
-            row.normal_(generator=each)
+            fill(row, generator=each)
         else:
-            row.copy_(torch.randn(row.shape, generator=each, device=each.device, dtype=like.dtype))
-    return noise
+            row.copy_(fill(torch.empty(row.shape, device=each.device, dtype=like.dtype), generator=each))
+    return drawn
 
 
 @torch.no_grad()
