@@ -25,7 +25,7 @@ sampling guidance coverage drawing windows environment
 completion likelihood
 models data metrics images settings
 train pipelines
-frames
+frames judging
 recipes
 cli
 __main__

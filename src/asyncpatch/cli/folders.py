@@ -40,8 +40,8 @@ def inpaint_folder(
         raise ValueError("for a folder of pictures give --masks, a folder, or --mask for all of them")
     if masks is not None and not masks.is_dir():
         raise ValueError(f"--masks must be a folder, got {masks}; for one mask use --mask")
-    if job.output is None or not is_folder(job.output) or job.grid or job.gif:
-        raise ValueError("for a folder of pictures give -o, a folder; --grid and --gif are for one picture")
+    if job.output is None or not is_folder(job.output) or job.grid or job.gif or job.rank:
+        raise ValueError("for a folder of pictures give -o, a folder; --grid, --gif and --rank are for one picture")
     if job.output.resolve() == folder.resolve() or (masks is not None and job.output.resolve() == masks.resolve()):
         raise ValueError(f"{job.output}: is an input, and inputs are never overwritten; choose another folder")
     everything = pictures_in(folder, job.output, *([masks] if masks else []))

@@ -31,6 +31,7 @@ _SHARED = [
     option("output", Path | None, None, typer.Option("-o", "--output", help="file, or folder, to write",
                                                      rich_help_panel=_RESULT, show_default=False)),
     option("force", bool, False, typer.Option("--force", help="overwrite files that exist", rich_help_panel=_RESULT)),
+    option("rank", bool, False, typer.Option("--rank", help="the likeliest candidate first", rich_help_panel=_RESULT)),
     option("grid", bool, False, typer.Option("--grid", help="all on one sheet, in one file", rich_help_panel=_RESULT)),
     option("gif", Path | None, None, typer.Option(help="write the denoising as it ran, as a GIF",
                                                   rich_help_panel=_RESULT, show_default=False)),
@@ -40,7 +41,7 @@ _SHARED = [
                                                   rich_help_panel="Sampling", show_default=False)),
     *field_options(Settings, "Sampling", show_defaults=True),
 ]  # fmt: skip
-_MACHINE = [
+MACHINE = [
     option("model", Path | None, None, typer.Option(help="model folder [default: the one that ships]",
                                                     rich_help_panel="Machine", show_default=False)),
     option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
@@ -70,6 +71,7 @@ class Job:
     n: int
     output: Path | None
     force: bool
+    rank: bool
     grid: bool
     gif: Path | None
     label: str | None
@@ -125,6 +127,8 @@ class Job:
         notes = list(plan.notes)
         frames = Frames(plan, pipeline.model.resolution) if self.gif else None
         made = with_progress(pipeline, plan, frames)[0]
+        if self.rank:
+            made = ranked(pipeline, plan, made)
         pictures = [picture_from(contact_sheet(plan, made))] if self.grid else made.pictures
         files[0].parent.mkdir(parents=True, exist_ok=True)
         for picture, file in zip(pictures, files, strict=True):
@@ -133,7 +137,7 @@ class Job:
             frames.write(made, self.gif, force=self.force)
         for note in dict.fromkeys(notes):
             typer.echo(f"note: {note}", err=True)
-        together = f"seed {made.seeds[0]}" if self.n == 1 else f"seeds {made.seeds[0]} to {made.seeds[-1]}"
+        together = f"seed {made.seeds[0]}" if self.n == 1 else f"seeds {', '.join(map(str, made.seeds))}"
         seeds = [together] if self.grid else [f"seed {seed}" for seed in made.seeds]
         for file, said in zip(files, seeds, strict=True):
             typer.echo(f"wrote {file} ({said})")
@@ -195,6 +199,20 @@ def contact_sheet(plan: Plan, made: Made) -> Any:
     return sheet(rows)
 
 
+def ranked(pipeline: AsyncPatchPipeline, plan: Plan, made: Made) -> Made:
+    """The candidates with the likeliest first, by a bound on log p(hole | its surroundings)."""
+    from asyncpatch.judging import rank
+    from asyncpatch.pipelines import Made
+
+    bounds = rank(pipeline, plan.tasks[0], made.pictures)
+    order = bounds.argsort(descending=True).tolist()
+    for place, k in enumerate(order):
+        typer.echo(
+            f"{place + 1}. seed {made.seeds[k]}: log p of the hole is at least {float(bounds[k]):.1f} nats", err=True
+        )
+    return Made([made.pictures[k] for k in order], [made.seeds[k] for k in order], made.notes)
+
+
 def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Glimpse], object] | None) -> list[Made]:
     """Runs a plan under a progress bar; of a long one the time is estimated first."""
     from rich.console import Console
@@ -242,7 +260,7 @@ def shard_from(text: str) -> tuple[int, int]:
 
 
 @app.command("generate")
-@with_options(_SHARED, _MACHINE)
+@with_options(_SHARED, MACHINE)
 def generate(
     size: Annotated[
         str | None, typer.Option(help="WIDTHxHEIGHT [default: the model's own]", show_default=False)
@@ -264,7 +282,7 @@ def generate(
 
 
 @app.command("inpaint")
-@with_options(_SHARED, _MACHINE)
+@with_options(_SHARED, MACHINE)
 def inpaint(
     picture: Annotated[Path, typer.Argument(help="a picture, or a folder of pictures")],
     mask: Annotated[
@@ -303,7 +321,7 @@ def inpaint(
 
 
 @app.command("outpaint")
-@with_options(_SHARED, _MACHINE)
+@with_options(_SHARED, MACHINE)
 def outpaint(
     picture: Annotated[Path, typer.Argument(help="a picture")],
     left: Annotated[int, typer.Option(help="pixels to add there")] = 0,
@@ -325,7 +343,7 @@ def outpaint(
 
 
 @app.command("texture")
-@with_options(_SHARED, _MACHINE)
+@with_options(_SHARED, MACHINE)
 def texture(
     swatch: Annotated[Path, typer.Argument(help="a picture of the texture")],
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture", show_default=False)] = None,
@@ -353,7 +371,7 @@ def texture(
 
 
 @app.command("info")
-@with_options(_MACHINE)
+@with_options(MACHINE)
 def info(**given: Any) -> None:
     """What this copy and this machine have: versions, device, the model and its labels."""
     import platform

@@ -1,0 +1,108 @@
+"""How likely pictures are to a model: the bound of ``likelihood``, for pictures of any size and for filled holes.
+
+A picture larger than the model's window is judged by overlapping windows (``windows``): what they say together is a
+denoiser like any other, and every denoiser has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from asyncpatch.completion import boxes
+from asyncpatch.drawing import picture as drawn
+from asyncpatch.images import Picture
+from asyncpatch.likelihood import SPAN, ElboTerms, Path, elbo, random_path, schedule_path, synchronous_path
+from asyncpatch.pipelines import AsyncPatchPipeline, Task
+from asyncpatch.protocols import Cond
+from asyncpatch.sampling import generators
+from asyncpatch.schedules import inpainting
+from asyncpatch.windows import Windows
+
+CALLS = 64
+"""Questions to the network, unless something else is said."""
+
+_HEAT = ((0, 0, 4), (60, 15, 110), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
+"""From what was expected to what surprises."""
+
+
+def path_by_name(name: str) -> Path:
+    """``synchronous``, or the side of the patches that go each at its own pace: ``1`` for pixels, ``8``, ..."""
+    if name == "synchronous":
+        return synchronous_path()
+    if not name.isdecimal() or int(name) < 1:
+        raise ValueError(f"a path is 'synchronous' or the side of its patches, such as 1 or 8; got {name!r}")
+    return random_path(int(name))
+
+
+def judge(
+    pipeline: AsyncPatchPipeline,
+    picture: Picture,
+    path: Path,
+    *,
+    calls: int = CALLS,
+    hole: Tensor | None = None,
+    label: int = -1,
+    seed: int = 0,
+    span: tuple[float, float] = SPAN,
+    progress: Callable[[int, int], object] | None = None,
+) -> ElboTerms:
+    """The bound on log p of a picture's levels, at 8 bits and without transparency, as the model sees it.
+
+    With a ``hole`` [1, H, W] it is the bound on log p(hole | the rest); then the path is that of inpainting.
+    """
+    x = ((picture.x + 1.0) * 127.5).round() / 127.5 - 1.0
+    if hole is not None:
+        path = schedule_path(inpainting((hole[None] > 0).float().to(_device(pipeline)), 1))
+    return _bound(pipeline, x[None], path, [seed], label, calls=calls, bits=8, span=span, progress=progress)
+
+
+def rank(
+    pipeline: AsyncPatchPipeline, task: Task, candidates: Sequence[Picture], *, calls: int = CALLS, seed: int = 0
+) -> Tensor:
+    """A bound on log p(hole | its surroundings) for each candidate filling of a task, [n]: the higher, the likelier.
+
+    All candidates are judged with the same noise, which makes them easier to compare.
+    """
+    total = torch.zeros(len(candidates), dtype=torch.float64)
+    for box in boxes(task.hole[0], pipeline.model.resolution):
+        top, left, height, width = box.top, box.left, box.bottom - box.top, box.right - box.left
+        x = torch.stack([each.window(top, left, height, width) for each in candidates])
+        hole = (box.of(task.hole)[None] > 0).float().to(_device(pipeline))
+        path = schedule_path(inpainting(hole, 1))
+        bits = 8 if task.picture.bits == 8 and task.picture.alpha is None and not task.picture.grey else None
+        terms = _bound(pipeline, x, path, [seed] * len(x), task.label, calls=calls, bits=bits, hole=hole)
+        total += terms.total.cpu()
+    return total
+
+
+def heat_map(terms: ElboTerms, scale: int = 1) -> Image.Image:
+    """Where a picture surprises: its nats pixel by pixel, from dark (expected) to bright, over their middle 96 %."""
+    nats = -terms.map[0, 0].float().cpu()
+    low, high = (float(each) for each in nats.flatten().quantile(torch.tensor([0.02, 0.98])))
+    place = ((nats - low) / max(high - low, 1e-12)).clamp(0.0, 1.0) * (len(_HEAT) - 1)
+    colours = torch.tensor(_HEAT).float() / 127.5 - 1.0
+    before = place.floor().long().clamp(max=len(_HEAT) - 2)
+    mixed = torch.lerp(colours[before], colours[before + 1], (place - before)[..., None])
+    return drawn(mixed.permute(2, 0, 1), scale)
+
+
+def _bound(
+    pipeline: AsyncPatchPipeline, x: Tensor, path: Path, seeds: list[int], label: int, *, calls: int, bits: int | None,
+    span: tuple[float, float] = SPAN, hole: Tensor | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> ElboTerms:  # fmt: skip
+    model, device = pipeline.model, _device(pipeline)
+    told = Cond(label=torch.full((len(x),), label, device=device))
+    return elbo(
+        Windows(model.denoiser, model.resolution, hole=hole), x.to(device), process=model.process, path=path,
+        calls=calls, bits=bits, cond=told, generator=generators(seeds), span=span, progress=progress,
+    )  # fmt: skip
+
+
+def _device(pipeline: AsyncPatchPipeline) -> torch.device:
+    device: torch.device = next(pipeline.unet.parameters()).device
+    return device
