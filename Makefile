@@ -34,6 +34,7 @@ demo: $(READY)
 figures: $(READY)
 	$(BIN)/python examples/demo.py docs/images/demo.png
 	$(BIN)/python examples/schedules.py docs/images/schedules.png
+	$(BIN)/python examples/likelihood.py docs/images/likelihood.png
 	$(BIN)/python benchmarks/coverage.py
 
 bench: $(READY)

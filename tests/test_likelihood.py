@@ -7,7 +7,7 @@ import torch
 
 from asyncpatch import fields, likelihood
 from asyncpatch.likelihood import elbo, random_path, schedule_path, synchronous_path
-from asyncpatch.oracle import GaussianMixture
+from asyncpatch.oracle import GaussianMixture, gaussian_field
 from asyncpatch.process import CosineVP, RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import generators
@@ -62,6 +62,33 @@ def test_the_bound_of_an_exact_denoiser_is_the_log_likelihood(process, name, ora
     check(terms, log_prob(exact, x))
     assert torch.allclose(terms.map.flatten(1).sum(1), terms.total)
     assert float(terms.error.mean()) < 12.0
+
+
+@pytest.mark.parametrize("path", [synchronous_path(), random_path(1), random_path(4), schedule_path(synchronous(3))])
+def test_a_path_takes_every_token_down_the_whole_span(path, process):
+    """The mean of -dlogsnr/dw, over clocks and environments, is the span: slow tokens are not missed."""
+    x = torch.zeros(20_000, 1, 4, 4)
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(like):
+        return torch.rand(like.shape, generator=generator, dtype=like.dtype)
+
+    w = uniform(torch.empty(len(x), 1, 1, 1, dtype=torch.float64))
+    known = torch.zeros(len(x), 1, 4, 4, dtype=torch.bool)
+    _, rate = likelihood._place(path(x, process, (13.3, -5.0), uniform), process, w, known)
+    each = rate.flatten(1).mean(1)
+    assert (rate >= 0).all()
+    assert float(each.mean()) == pytest.approx(18.3, abs=4 * float(each.std()) / len(x) ** 0.5 + 1e-6)
+    assert float(each.std()) / len(x) ** 0.5 < 0.25
+
+
+def test_many_tokens_at_their_own_pace_have_the_same_bound():
+    """Sixteen tokens and enough pictures to see a tenth of a nat per token."""
+    exact = gaussian_field(RectifiedFlow(), 4, 4, length=2.0)
+    x = exact.draw(250, generator=torch.Generator().manual_seed(0)).double()
+    terms = bound(exact, x, random_path(1), calls=48, span=(14.0, -9.0))
+    check(terms, log_prob(exact, x))
+    assert float(terms.error.square().mean().sqrt()) / 250**0.5 < 0.25
 
 
 @pytest.mark.parametrize("calls", [8, 128])

@@ -16,7 +16,8 @@ log p(rest | known).
                           itself; without, the density N(z / alpha, sigma^2 / alpha^2)
 
 **The estimator.** w is drawn twice in each of calls / 2 strata, with fresh noise and, for random paths, a fresh
-environment each time; all paths share a clock in which a token of average pace goes evenly in log-SNR. Where there is
+environment each time. The clock is such that a token of average pace goes evenly in log-SNR; that of random paths also
+has a long tail, for tokens that are slow. Where there is
 little noise, xhat is nearly z / alpha and the squared error nearly that of the noise, whose mean is known: (4) takes
 the place of SNR ||x_i - xhat_i||^2. That is unbiased, and the two draws of a stratum tell its variance:
 
@@ -115,8 +116,7 @@ def random_path(patch: int = 1) -> Path:
         alpha = spread(-torch.log1p(-uniform(like)), patch, height, width)
 
         def curve(w: Tensor) -> Tensor:
-            sigma = -torch.log((high - _clock(process, span, w)) / (high - low))  # with alpha = 1: the clock itself
-            return environment.fluid(alpha, sigma, low, high)
+            return environment.fluid(alpha, _auxiliary(w, low / (high - low)), low, high)
 
         return curve
 
@@ -234,6 +234,21 @@ def elbo(
 def _clock(process: Process, span: tuple[float, float], w: Tensor) -> Tensor:
     """The time of a token that goes evenly in log-SNR."""
     return process.time_of(span[0] + (span[1] - span[0]) * w)
+
+
+def _auxiliary(w: Tensor, first: float) -> Tensor:
+    """The clock of a random environment: its auxiliary time sigma in [0, inf).
+
+    It is spent in proportion to 1 / (sigma + first) up to 1, where most tokens become noisy, evenly in log-SNR from
+    ``first`` on; and to sigma^(-3/2) beyond, where some are still to come. (A token of pace alpha becomes noisy until
+    sigma is a few times 1 / alpha. With a tail like sigma^-2 the estimate would have an infinite variance, with an
+    exponential one it would miss the slow ones and come out too high.)
+    """
+    spread = math.log((1.0 + first) / first)
+    share = spread / (spread + 2.0)  # of the clock, below 1
+    below = first * torch.expm1(spread * (w / share).clamp(max=1.0))
+    beyond = (1.0 - ((w - share) / (1.0 - share)).clamp(min=0.0)) ** -2.0
+    return torch.where(w < share, below, beyond)
 
 
 def _place(curve: Curve, process: Process, w: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
