@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from asyncpatch.loss import diffusion_loss, sigmoid_weight
+from asyncpatch.loss import diffusion_loss, elbo_weight, sigmoid_weight
 from asyncpatch.parameterization import PREDICTIONS, from_x
 from asyncpatch.process import RectifiedFlow
 from oracle import random_gaussian
@@ -93,3 +93,19 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(ValueError, match=r"prediction must be one of x, eps, v, score; got 'flow'"):
             use()
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_the_bounds_weight_is_half_the_snr_on_x_whatever_is_predicted(process, prediction):
+    x, noise, wrong = (torch.randn(2, 3, 4, 4, dtype=torch.float64) for _ in range(3))
+    t = torch.rand(2, 1, 4, 4, dtype=torch.float64) * 0.9 + 0.05
+    z = process.diffuse(x, t, noise)
+    value = from_x(process, prediction, wrong, z, t)
+    loss = diffusion_loss(process, prediction, value, x, noise, t, weighting="elbo")
+    wanted = 0.5 * process.logsnr(t).exp() * (x - wrong).square().mean(1, keepdim=True)
+    assert torch.allclose(loss, wanted)
+
+
+def test_unknown_predictions_have_no_weight_in_the_bound():
+    with pytest.raises(ValueError, match="flow"):
+        elbo_weight(RectifiedFlow(), "flow", torch.zeros(()))

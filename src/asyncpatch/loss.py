@@ -1,4 +1,4 @@
-"""The training loss, per token: the sigmoid weighting of SiD2, which the paper trains with.
+"""The training loss, per token: weighed as in SiD2, which the paper trains with, or as in the bound on the likelihood.
 
     (1)  loss_i = 1/2 |dlogsnr/dt| e^b sigmoid(logsnr - b) ||x_i - xhat_i||^2         at the token's own t_i
     (2)         = w ||v_i - vhat_i||^2,   w(t) = c e^b alpha sigma / (alpha^2 + e^b sigma^2)
@@ -8,13 +8,19 @@ teach. For other predictions the same loss is the squared error of that predicti
 
     (3)  w / sigma^2 (x),   w / alpha^2 (eps),   w sigma^2 / alpha^2 (score)
 
-where what is not determined counts as 0. Which prediction a network makes then changes how it learns, not what it is
-asked for.
+where what is not determined counts as 0. For models that are judged by likelihood the weight is that of the bound,
+
+    (4)  1/2 SNR ||x_i - xhat_i||^2  per unit of log-SNR,   that is w = alpha^2 / 2 on v
+
+and times are to be spread evenly in log-SNR, not in t (``likelihood``).
+
+Which prediction a network makes changes how it learns, not what it is asked for.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +28,24 @@ from torch import Tensor
 from asyncpatch import checks
 from asyncpatch.parameterization import Prediction, unknown
 from asyncpatch.process import Process, divide
+
+Weighting = Literal["sigmoid", "elbo"]
+
+
+def elbo_weight(process: Process, prediction: Prediction, t: Tensor) -> Tensor:
+    """The weight of the squared error of a prediction at the times t in the bound, equation (4)."""
+    alpha, sigma = process.alpha(t), process.sigma(t)
+    match prediction:
+        case "v":
+            return 0.5 * alpha.square()
+        case "x":
+            return 0.5 * divide(alpha.square(), sigma.square())
+        case "eps":
+            return 0.5 * torch.ones_like(t)
+        case "score":
+            return 0.5 * sigma.square()
+        case _:
+            raise unknown(prediction)
 
 
 def sigmoid_weight(process: Process, prediction: Prediction, t: Tensor, *, bias: float = 2.0) -> Tensor:
@@ -58,9 +82,10 @@ def target(process: Process, prediction: Prediction, x: Tensor, noise: Tensor, t
 
 
 def diffusion_loss(
-    process: Process, prediction: Prediction, value: Tensor, x: Tensor, noise: Tensor, t: Tensor, *, bias: float = 2.0
-) -> Tensor:
-    """Equation (2) for each token, [B, 1, H, W], averaged over channels; ``.mean()`` of it is what is minimised.
+    process: Process, prediction: Prediction, value: Tensor, x: Tensor, noise: Tensor, t: Tensor, *, bias: float = 2.0,
+    weighting: Weighting = "sigmoid",
+) -> Tensor:  # fmt: skip
+    """Equation (2), or (4), for each token, [B, 1, H, W], averaged over channels; its ``.mean()`` is what is minimised.
 
     ``value`` is what the network predicted for ``process.diffuse(x, t, noise)``. The weight on v is
     greatest where logsnr = ``bias``: a higher one leans towards clean, a lower one towards noisy times.
@@ -71,4 +96,8 @@ def diffusion_loss(
     kind = torch.promote_types(value.dtype, torch.float32)
     value, x, noise, t = (each.to(kind) for each in (value, x, noise, t))
     error = value - target(process, prediction, x, noise, t)
-    return sigmoid_weight(process, prediction, t, bias=bias) * error.square().mean(1, keepdim=True)
+    if weighting == "elbo":
+        weight = elbo_weight(process, prediction, t)
+    else:
+        weight = sigmoid_weight(process, prediction, t, bias=bias)
+    return weight * error.square().mean(1, keepdim=True)

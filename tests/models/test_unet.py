@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -289,3 +290,21 @@ def test_a_denoiser_knows_what_its_network_predicts(process, prediction, questio
 def test_bad_arguments_are_named(build, words):
     with pytest.raises(ValueError, match=words):
         build()
+
+
+def test_waves_show_the_finest_detail():
+    """A level of 8 bits is a quarter of the finest wave; without waves the network is as before."""
+    net = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0, fourier=2)
+    z = torch.zeros(1, 3, 8, 8)
+    z[0, 0] = 2 / 255
+    shown = net._waves(z)
+    assert shown.shape == (1, 15, 8, 8)
+    assert torch.equal(shown[:, :3], z)
+    angle = math.pi * 64 * 2 / 255
+    assert shown[0, 3, 0, 0] == pytest.approx(math.sin(angle), abs=1e-5)
+    assert shown[0, 6, 0, 0] == pytest.approx(math.cos(angle), abs=1e-5)
+    assert shown[0, 9, 0, 0] == pytest.approx(math.sin(angle / 2), abs=1e-5)
+    assert net(z, torch.rand(1, 1, 8, 8)).shape == z.shape
+    plain = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0)
+    assert torch.equal(plain._waves(z), z)
+    assert plain.conv_in.weight.shape[1] == 3

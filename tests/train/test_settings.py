@@ -13,8 +13,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from asyncpatch.data import store
-from asyncpatch.data.feed import StoredFeed, StreamedFeed
+from asyncpatch.data.feed import Pictures, StoredFeed, StreamedFeed
 from asyncpatch.data.sources import open_sources
+from asyncpatch.likelihood import elbo, synchronous_path
 from asyncpatch.models.folder import Model
 from asyncpatch.models.unet import UNet
 from asyncpatch.oracle import gaussian_field
@@ -25,7 +26,7 @@ from asyncpatch.train.average import gamma_of
 from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.grids import inpainting_grid
 from asyncpatch.train.run import Signals, train
-from asyncpatch.train.trainer import Trainer
+from asyncpatch.train.trainer import Trainer, draw_batch
 from asyncpatch.train.watch import Watch, read_config, read_log
 from runs import TINY, losses, tensors_of, write_pictures
 
@@ -270,3 +271,24 @@ def test_two_processes_do_not_train_in_one_folder(data, tmp_path):
 def test_a_resumed_run_remembers_its_cache(data, tmp_path):
     trained(TINY, data, tmp_path / "run", cache=tmp_path / "mine")
     assert read_config(tmp_path / "run")["cache"] == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("process", ["rectified_flow", "cosine"])
+def test_training_for_likelihood_minimises_the_diffusion_term(data, tmp_path, process):
+    """The loss with global times is the bound's diffusion term per number, for the same weights and pictures."""
+    recipe = replace(TINY, weighting="elbo", times="global", process=process, flips=False, label_dropout=1.0, fourier=2)
+    model = Model.load(trained(recipe, data, tmp_path / "run"))
+    assert model.net.config.fourier == 2
+    levels = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
+    trainer = Trainer(recipe, model, Accelerator(cpu=True), lambda text: None)
+    with torch.no_grad():
+        losses = [
+            trainer.loss(model.net, draw_batch(recipe, Pictures(levels, torch.zeros(16).long()), 16, slice(16), seed))
+            for seed in range(300)
+        ]
+    x = levels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    terms = elbo(model.denoiser, x, process=model.process, path=synchronous_path(), calls=200)
+    wanted = -float(terms.diffusion.mean()) / float(terms.numbers[0])
+    found = torch.stack(losses)
+    assert float(found.mean()) == pytest.approx(wanted, abs=5 * float(found.std()) / len(losses) ** 0.5)
+    assert float(found.std()) / len(losses) ** 0.5 < 0.1 * wanted

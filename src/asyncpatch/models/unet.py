@@ -8,6 +8,8 @@ rest of the picture; attention with normalised queries and keys and rotary posit
 
 from __future__ import annotations
 
+import math
+
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
@@ -148,6 +150,8 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         middle_blocks: blocks between them.
         attention: at how many of the lowest scales there is self-attention.
         labels: number of classes; 0 for none. Besides them there is always the null class, label -1.
+        fourier: how many octaves of its canvas the network is also shown as sines and cosines, the finest first (one
+            level of 8 bits is a quarter of its wave). Likelihood depends on such detail; the look of pictures does not.
     """
 
     _supports_gradient_checkpointing = True
@@ -164,6 +168,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         middle_blocks: int = 2,
         attention: int = 2,
         labels: int = 0,
+        fourier: int = 0,
     ) -> None:
         super().__init__()
         if len(multipliers) != len(blocks):
@@ -173,7 +178,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         attends = [scale >= scales - attention for scale in range(scales)]
         features = 4 * width
         self.label = nn.Embedding(labels + 1, features)
-        self.conv_in = nn.Conv2d(in_channels, channels[0], 3, padding=1)
+        self.conv_in = nn.Conv2d(in_channels * (1 + 2 * fourier), channels[0], 3, padding=1)
         self.down, self.up, self.enlarge = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         current = channels[0]
         skips = [current]
@@ -224,7 +229,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
             t = t if t.shape[2:] == (1, 1) else functional.pad(t, (0, beside, 0, below), mode="replicate")
 
         dtype = self.conv_in.weight.dtype
-        h = self.conv_in(z.to(dtype, memory_format=torch.channels_last))
+        h = self.conv_in(self._waves(z).to(dtype, memory_format=torch.channels_last))
         phi = [time_features(t).to(h.dtype, memory_format=torch.channels_last)]
         for _ in self.down[1:]:
             phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
@@ -249,6 +254,13 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 h = self._run(layer, join(h, skips.pop()), phi[-1 - step], g)
         out = self.conv_out(functional.silu(self.norm_out(h)))
         return out[..., :height, :width].to(z.dtype).contiguous()
+
+    def _waves(self, z: Tensor) -> Tensor:
+        """The canvas, and its finest octaves as waves."""
+        if not self.config.fourier:
+            return z
+        angles = [math.pi * 2.0 ** (6 - k) * z.float() for k in range(self.config.fourier)]
+        return torch.cat([z.float(), *(wave for angle in angles for wave in (angle.sin(), angle.cos()))], 1)
 
     def _check_label(self, label: Tensor, batch: int) -> None:
         if label.shape != (batch,) or label.is_floating_point():

@@ -22,11 +22,15 @@ class Recipe:
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks at each scale")
     middle_blocks: int = setting(2, "residual blocks in the middle")
     attention: int = setting(2, "at how many of the lowest scales there is self-attention")
+    fourier: int = setting(0, "octaves of finest detail that the network is shown as waves; for likelihood")
 
     # what it learns
     process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
     prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
-    bias: float = setting(2.0, "log-SNR that the loss weighs most (SiD2's b)")
+    weighting: Literal["sigmoid", "elbo"] = setting(
+        "sigmoid", "of the loss: for good pictures, or for likelihood (then times are spread evenly in log-SNR)"
+    )
+    bias: float = setting(2.0, "log-SNR that the sigmoid weighting weighs most (SiD2's b)")
     times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "
                          "asyncpatch, or a mixture such as '0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
     label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
@@ -68,7 +72,7 @@ class Recipe:
         for name in whole:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("middle_blocks", "attention", "crops", "warmup", "snapshot_every"):
+        for name in ("middle_blocks", "attention", "fourier", "crops", "warmup", "snapshot_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.accumulate != "auto" and self.accumulate < 1:

@@ -330,7 +330,7 @@ def _new_model(recipe: Recipe, init: str | None, names: tuple[str, ...], watch: 
     if init is None:
         net = UNet(
             width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks,
-            middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names),
+            middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names), fourier=recipe.fourier,
         )  # fmt: skip
         return Model(net, PROCESSES[recipe.process](), recipe.prediction, recipe.resolution, names)
     model = Model.load(init)

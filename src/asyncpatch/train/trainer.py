@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from asyncpatch import time_sampling
 from asyncpatch.data.feed import Pictures
+from asyncpatch.likelihood import SPAN
 from asyncpatch.loss import diffusion_loss
 from asyncpatch.models.folder import Model
 from asyncpatch.models.unet import Layer, UNet
@@ -108,11 +109,17 @@ class Trainer:
 
     def loss(self, net: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
-        process, prediction = self.model.process, self.model.prediction
-        z = process.diffuse(batch.x, batch.t, batch.noise)
+        process, prediction, recipe = self.model.process, self.model.prediction, self.recipe
+        t, scale = batch.t, 1.0
+        if recipe.weighting == "elbo":  # then the loss is the bound's diffusion term, in nats per number
+            t, scale = process.time_of(SPAN[0] + (SPAN[1] - SPAN[0]) * t), SPAN[0] - SPAN[1]
+        z = process.diffuse(batch.x, t, batch.noise)
         with torch.autocast(z.device.type, torch.bfloat16, enabled=self.bf16):
-            value = net(z, batch.t, batch.label)
-        return diffusion_loss(process, prediction, value, batch.x, batch.noise, batch.t, bias=self.recipe.bias).mean()
+            value = net(z, t, batch.label)
+        losses = diffusion_loss(
+            process, prediction, value, batch.x, batch.noise, t, bias=recipe.bias, weighting=recipe.weighting
+        )
+        return scale * losses.mean()
 
     def update(self, batch: Batch) -> None:
         """One step of Adam, and of the averages."""
