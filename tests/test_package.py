@@ -22,7 +22,7 @@ process
 parameterization oracle
 time_sampling schedules steps loss
 sampling guidance coverage drawing windows environment
-completion likelihood
+completion likelihood baselines
 models data metrics images settings
 train pipelines
 frames judging
