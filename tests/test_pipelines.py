@@ -386,6 +386,7 @@ def test_a_batch_changes_nothing_with_guidance_and_random_steps(pipe, how):
     tasks = [Task(picture_from(photo(32, 32, seed=k)), hole, (k,), k) for k, hole in enumerate(holes)]
     settings = Settings(steps=3, **how)
     together = pipe.run(Plan(tasks, settings))
+    assert pipe.work(Plan(tasks, settings)) == sum(pipe.work(Plan([task], settings)) for task in tasks)
     for task, made in zip(tasks, together, strict=True):
         (alone,) = pipe.run(Plan([task], settings))
         assert np.abs(levels_of(made)[0] - levels_of(alone)[0]).max() <= 1

@@ -240,3 +240,22 @@ def test_every_picture_of_a_batch_has_its_holes_asked():
 def test_one_window_gives_the_answer_to_the_last_bit():
     z, t = torch.randn(3, 3, 8, 8), torch.rand(3, 1, 8, 8)
     assert torch.equal(Windows(pointwise, size=8)(z, t).x, pointwise(z, t).x)
+
+
+def test_a_picture_is_only_asked_where_its_own_hole_is():
+    hole = torch.zeros(3, 1, 32, 32)
+    hole[0, :, :4, :4] = 1
+    hole[2, :, -4:, -4:] = 1
+    asked = Asked()
+    windows = Windows(asked, size=8, stride=8, hole=hole)
+    for batch in (3, 6):  # guidance puts two questions side by side
+        asked.shapes.clear()
+        z = torch.randn(batch, 1, 32, 32)
+        out = windows(z, torch.rand(batch, 1, 32, 32))
+        assert sum(shape[0] for shape in asked.shapes) == 2 * batch // 3 == windows.asked(32, 32, batch)
+        assert torch.equal(out.x[1], z[1])
+        assert torch.equal(out.x[0, :, 8:], z[0, :, 8:])
+        assert not torch.equal(out.x[0, :, :8, :8], z[0, :, :8, :8])
+        assert not torch.equal(out.x[batch - 1, :, 24:, 24:], z[batch - 1, :, 24:, 24:])
+    one = Windows(asked, size=8, stride=8, hole=hole[:1])
+    assert one.asked(32, 32, 5) == 5

@@ -65,7 +65,7 @@ class Moment(NamedTuple):
     stage: Stage
     visit: Visit
     windows: int
-    """How many windows the denoiser is asked about, for each picture."""
+    """How many windows the denoiser is asked about, all pictures together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Completion:
         return x if filled is None else torch.where(hole > 0, filled, x)
 
     def work(self, hole: Tensor) -> int:
-        """How many windows the denoiser will be asked about, guidance apart, for a picture with this hole."""
+        """How many windows the denoiser will be asked about, guidance apart, for pictures with these holes."""
         return sum(stage.steps * self._windows(stage) for stage in self.stages(hole.float()))
 
     def stages(self, hole: Tensor) -> Iterator[Stage]:
@@ -151,7 +151,8 @@ class Completion:
         return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
 
     def _windows(self, stage: Stage) -> int:
-        return len(self._windowed(stage).places(*stage.start.shape[2:]))
+        height, width = stage.start.shape[2:]
+        return self._windowed(stage).asked(height, width, len(stage.start))
 
     def _denoised(
         self, x: Tensor, stage: Stage, random: list[torch.Generator], cond: Cond | None, order: Tensor | None

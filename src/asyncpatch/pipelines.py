@@ -316,10 +316,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     def work(self, plan: Plan) -> int:
         """How many windows the network will be asked about: its time is proportional to that."""
         filling, questions = self._completion(plan), _questions(plan)
-        return sum(
-            questions * len(rows) * filling.work(torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows]))
-            for rows in self._batches(plan)
-        )
+        holes = (torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows]) for rows in self._batches(plan))
+        return questions * sum(filling.work(hole) for hole in holes)
 
     def run(self, plan: Plan, watch: Watch | None = None) -> list[Made]:
         """What the plan makes of each task. Boxes of the same shape are filled together, whatever picture they are of.
@@ -414,7 +412,7 @@ def _cut(picture: Picture, box: Box) -> Tensor:
 
 
 def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment], object]:
-    return lambda moment: watch(Glimpse(rows, moment, moment.windows * len(rows) * questions))
+    return lambda moment: watch(Glimpse(rows, moment, moment.windows * questions))
 
 
 def _orders(plan: Plan, rows: list[Row], window: int) -> Tensor | None:

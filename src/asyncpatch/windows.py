@@ -71,28 +71,30 @@ class Windows:
             checks.field("hole", self.hole)
 
     @cached_property
-    def _active(self) -> Tensor | None:
-        """Where any picture has a hole, [H, W] on the CPU: looked at once, not at every visit."""
-        return None if self.hole is None else (self.hole > 0).any(0)[0].cpu()
-
-    @cached_property
-    def _known(self) -> dict[tuple[object, ...], list[tuple[Tensor, Tensor]]]:
+    def _known(self) -> dict[tuple[object, ...], list[Place]]:
         return {}
 
-    def places(self, height: int, width: int, device: torch.device | str = "cpu") -> list[tuple[Tensor, Tensor]]:
-        """Rows and columns of every window that is asked."""
+    def places(self, height: int, width: int, device: torch.device | str = "cpu") -> list[Place]:
+        """Every window that is asked for any picture. Looked up once, not at every visit."""
         key = (height, width, str(device))
         if key not in self._known:
-            found = self._places(height, width)
-            self._known[key] = [(rows.to(device), columns.to(device)) for rows, columns in found]
+            hole = None if self.hole is None else (self.hole[:, 0] > 0).cpu()
+            if hole is not None and hole.shape[1:] != (height, width):
+                raise ValueError(f"hole must have the canvas's size, {height}x{width}, got {list(hole.shape[1:])}")
+            found = []
+            for rows in self._spans(height):
+                strip = None if hole is None else hole.index_select(1, rows).any(1)
+                for columns in self._spans(width):
+                    whom = (True,) if strip is None else tuple(strip.index_select(1, columns).any(1).tolist())
+                    if any(whom):
+                        found.append(Place(rows.to(device), columns.to(device), whom))
+            self._known[key] = found
         return self._known[key]
 
-    def _places(self, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
-        rows, columns = (self._spans(length) for length in (height, width))
-        active = self._active
-        if active is not None and active.shape != (height, width):
-            raise ValueError(f"hole must have the canvas's size, {height}x{width}, got {list(active.shape)}")
-        return [(r, c) for r in rows for c in columns if active is None or bool(active[r][:, c].any())]
+    def asked(self, height: int, width: int, batch: int) -> int:
+        """How many windows the denoiser is asked about for a canvas of ``batch`` pictures."""
+        pieces = (run for place in self.places(height, width) for run in place.runs(batch))
+        return sum(last - first for first, last in pieces)
 
     def _spans(self, length: int) -> list[Tensor]:
         size = min(self.size, length)
@@ -105,10 +107,10 @@ class Windows:
         if not places:
             return Denoised(z)
         t = t.expand(len(z), 1, height, width)
-        weight = bump(len(places[0][0]), z.device)[:, None] * bump(len(places[0][1]), z.device)
+        weight = bump(len(places[0].rows), z.device)[:, None] * bump(len(places[0].columns), z.device)
         above, below = torch.zeros_like(z), torch.zeros_like(t)
         spread: Tensor | None = None
-        todo = [Piece(place, 0, len(z)) for place in places]
+        todo = [Piece(place, *run) for place in places for run in place.runs(len(z))]
         while todo:
             some, rest = _first(todo, self.batch)
             cut_z = torch.cat([piece.of(z) for piece in some])
@@ -149,20 +151,33 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
+class Place(NamedTuple):
+    """Where a window lies, and whom it concerns."""
+
+    rows: Tensor
+    columns: Tensor
+    whom: tuple[bool, ...]
+    """Which pictures have a hole there."""
+
+    def runs(self, batch: int) -> list[tuple[int, int]]:
+        """The pictures of a batch that it concerns, as runs of neighbours. Guidance repeats the pictures."""
+        whom = self.whom * (batch // len(self.whom))
+        edges = [k for k in range(batch + 1) if (k > 0 and whom[k - 1]) != (k < batch and whom[k])]
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 class Piece(NamedTuple):
     """Some pictures of a batch, cut to a window."""
 
-    place: tuple[Tensor, Tensor]
+    place: Place
     first: int
     last: int
 
     def of(self, field: Tensor) -> Tensor:
-        rows, columns = self.place
-        return field[self.first : self.last].index_select(2, rows).index_select(3, columns)
+        return field[self.first : self.last].index_select(2, self.place.rows).index_select(3, self.place.columns)
 
     def add(self, field: Tensor, value: Tensor) -> None:
-        rows, columns = self.place
-        field[self.first : self.last, :, rows[:, None], columns] += value
+        field[self.first : self.last, :, self.place.rows[:, None], self.place.columns] += value
 
 
 def _first(todo: list[Piece], most: int) -> tuple[list[Piece], list[Piece]]:
