@@ -182,7 +182,7 @@ def test_rings_grow_from_what_is_known():
     """Within a ring's stage what is further out stands at 1, what is further in at 0."""
     hole = 1 - square(40, 40, 16, 16, 8)
     grey = Grey()
-    how = completion(grey, window=16, steps=2, rings=True)
+    how = completion(grey, window=32, steps=2, rings=True)
     stages = list(how.stages(hole))
     assert len(stages) == 2  # from 16 to 8, then to 0
     assert torch.equal(stages[0].start, square(40, 40, 8, 8, 24) * hole)
@@ -367,9 +367,9 @@ def test_a_coarse_filling_is_enlarged_smoothly_in_its_place_and_range():
 def test_rings_go_round_where_edges_are_joined():
     hole = torch.ones(1, 1, 40, 40)
     hole[..., :8, 10:30] = 0  # known at the top edge
-    first = next(completion(Grey(), window=16, rings=True, wrap=True).stages(hole)).start
+    first = next(completion(Grey(), window=32, rings=True, wrap=True).stages(hole)).start
     assert first[0, 0, -8:, 15].all()
-    assert not next(completion(Grey(), window=16, rings=True).stages(hole)).start[0, 0, -8:].any()
+    assert not next(completion(Grey(), window=32, rings=True).stages(hole)).start[0, 0, -8:].any()
 
 
 def test_what_waits_is_not_known_to_guidance():

@@ -11,8 +11,8 @@ of the photo costs nothing. A box is then filled in stages, in one of two ways.
 (2) is what a time per pixel is made for: known pixels stand at 0, the hole starts at ``refine``, and what is asked of
 the network is only the detail that the coarser scale could not show.
 
-*Ring by ring*, for textures: at full size, a ring around what is known is filled from pure noise, then the next one
-around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
+*Ring by ring*, for textures: at full size, a ring around what is known, a quarter of a window wide, is filled from pure
+noise, then the next one around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
 
 Wherever a canvas is larger than a window, overlapping windows are denoised together (``windows``).
 """
@@ -137,7 +137,7 @@ class Completion:
             return
         none = torch.zeros((), device=hole.device)
         if self.rings:
-            for ring, later in _rings(hole, self.window // 2, self.wrap):
+            for ring, later in _rings(hole, self.window // 4, self.wrap):
                 yield Stage(1, hole * ring, hole * later, (hole > 0) & ~ring & ~later, self.steps)
             return
         scales = halvings(hole, max(hole.shape[2:]), self.window)
