@@ -30,14 +30,12 @@ from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precisio
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
-from asyncpatch.settings import Settings
+from asyncpatch.settings import TEXTURE_GUIDANCE, Settings
 from asyncpatch.steps import ddim
 
 SHIPPED = "asyncpatch-64"
 ORDERS = ("synchronous", "raster", "spiral")
 """Schedules that have a name."""
-TEXTURE_GUIDANCE = 1.0
-"""Input guidance of textures, unless something else is said."""
 _PIXELS_AT_ONCE = 1 << 24
 
 

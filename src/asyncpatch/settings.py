@@ -7,12 +7,15 @@ from typing import Any
 
 from asyncpatch.options import check, setting, types_of
 
+TEXTURE_GUIDANCE = 1.0
+"""Input guidance of textures, unless something else is said."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a picture is sampled."""
 
-    steps: int = setting(32, "questions to the network for what starts from noise")
+    steps: int = setting(32, "from noise to picture; each is a call of the network")
     eta: float = setting(0.0, "randomness of the steps: 0 is DDIM, 1 ancestral sampling")
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")

@@ -78,7 +78,7 @@ def test_a_broken_picture_or_mask_does_not_stop_the_rest(here, run):
     assert names(here / "out") == ["deep/c.png", "e.png"]
     assert "3 of 5 pictures could not be done" in done.stderr
     said = " ".join(done.stderr.split())
-    for part in ("b.jpg: not a picture", "d.png: its mask must be d.png", "the shapes differ"):
+    for part in ("b.jpg: not a picture", "d.png: its mask must be masks/d with any suffix", "the shapes differ"):
         assert part in said
 
 
@@ -183,7 +183,8 @@ def test_one_that_fails_at_work_does_not_stop_the_rest(here, run, monkeypatch):
     [
         (["photos", "-o", "out"], "give --masks"),
         (["photos", "--masks", "masks", "--mask", "masks/a.png", "-o", "out"], "give --masks"),
-        (["photos", "--masks", "masks/a.png", "-o", "out"], "must be a folder"),
+        (["photos", "--masks", "masks/a.png", "-o", "out"], "for one mask use --mask"),
+        (["photos", "--masks", "nope", "-o", "out"], "there is none of that name"),
         (["photos", "--masks", "masks"], "give -o, a folder"),
         (["photos", "--masks", "masks", "-o", "out.png"], "give -o, a folder"),
         (["photos", "--masks", "masks", "-o", "photos"], "inputs are never overwritten"),

@@ -35,11 +35,19 @@ def test_a_table_and_maps(here, run):
     assert done.exit_code == 0, done.output
     assert "photos/0.png" in done.stdout
     assert "patches of 4" in done.stdout
-    with Image.open("maps/1.png") as image:
+    with Image.open("maps/1.png.png") as image:
         assert image.size == (20 * 12, 16 * 12)
     assert run("elbo", "photos", "--calls", 2, "--map", "maps").exit_code == 2  # they exist
     again = run("elbo", "photos", "--path", "synchronous", "--path", 4, "--calls", 4)
     assert again.stdout == done.stdout  # a seed
+
+
+def test_maps_keep_their_folders(here, run):
+    (here / "photos/deep").mkdir()
+    (here / "photos/deep/0.png").write_bytes((here / "photos/0.png").read_bytes())
+    assert run("elbo", "photos", "--calls", 2, "--map", "maps").exit_code == 0
+    assert (here / "maps/0.png.png").is_file()
+    assert (here / "maps/deep/0.png.png").is_file()
 
 
 def test_a_broken_picture_does_not_stop_the_rest(here, run):
@@ -64,10 +72,14 @@ def test_a_hole_given_the_rest(here, run):
         (["elbo", "none.png"], "there is no such file"),
         (["elbo", "photos", "--label", "taby"], "did you mean"),
         (["elbo", "empty"], "no pictures"),
+        (["elbo", "photos/0.png", "--mask", "mask.png", "--path", "4"], "leave out --path"),
+        (["elbo", "photos/0.png", "copy/0.png", "--map", "maps"], "of the same name"),
     ],
 )
 def test_mistakes_are_said(here, run, arguments, said):
     (here / "empty").mkdir()
+    (here / "copy").mkdir()
+    (here / "copy/0.png").write_bytes((here / "photos/0.png").read_bytes())
     done = run(*arguments)
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())

@@ -138,6 +138,19 @@ def test_notes_are_said(here, run):
     assert "note: JPEG is lossy" in done.stderr
 
 
+def test_info_says_so_where_no_model_ships(monkeypatch, tmp_path):
+    monkeypatch.setattr("asyncpatch.pipelines.__file__", str(tmp_path / "src/asyncpatch/pipelines.py"))
+    done = CliRunner().invoke(app, ["info", "--device", "cpu"])
+    assert done.exit_code == 0
+    assert "device cpu" in done.stdout
+    assert "carries no trained model" in done.stdout
+
+
+def test_a_textures_help_states_its_own_defaults():
+    shown = " ".join(CliRunner().invoke(app, ["texture", "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert "[default: 1.0]" in shown.split("--input-guidance")[1].split("--refine")[0]
+
+
 def test_info_says_what_there_is(run, tiny_model):
     shown = run("info").stdout
     assert str(tiny_model) in shown
@@ -193,6 +206,7 @@ BOMB = bytes.fromhex("89504e470d0a1a0a0000000d49484452000186a0000186a00802000000
         (["generate", "--device", "cuda:77"], "device"),
         (["generate", "--model", "nowhere"], "there is no model folder nowhere"),
         (["generate", "--model", "."], "is no model folder"),
+        (["generate", "--model", "run"], "did you mean run/model?"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(here, run, arguments, said, tiny_model):
@@ -201,6 +215,8 @@ def test_a_mistake_is_one_line_and_nothing_is_written(here, run, arguments, said
     (here / "bomb.png").write_bytes(BOMB)
     Image.new("L", (60, 40)).save("black.png")
     Image.new("L", (99, 40), 255).save("wide.png")
+    (here / "run").mkdir()
+    (here / "run/model").symlink_to(tiny_model)
     before = names(here)
     if "--model" in arguments or "--device" in arguments:
         more = [] if "--model" in arguments else ["--model", str(tiny_model)]

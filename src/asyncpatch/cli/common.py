@@ -22,13 +22,16 @@ def option(name: str, kind: Any, default: Any, how: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, how])
 
 
-def field_options(kind: type, panel: str, *, show_defaults: bool = False) -> list[inspect.Parameter]:
-    """An option for every field of a dataclass of `options`, None unless it is given."""
+def field_options(kind: type, panel: str, defaults: dict[str, Any] | None = None) -> list[inspect.Parameter]:
+    """An option for every field of a dataclass of `options`, None unless it is given.
+
+    With ``defaults`` the help states what holds otherwise: these, or the field's own.
+    """
     kinds, made = types_of(kind), []
     for each in fields(kind):
         of, name = kinds[each.name], "--" + each.name.replace("_", "-")
         words = f" [{'|'.join(choices(of))}]" if choices(of) else ""
-        default = f" [default: {each.default}]" if show_defaults else ""
+        default = "" if defaults is None else f" [default: {defaults.get(each.name, each.default)}]"
         how = typer.Option(
             f"{name}/--no{name[1:]}" if of is bool else name, help=each.metadata["help"] + words + default,
             metavar=None if of is bool else of.__name__.upper() if of in (int, float) else "VALUE",

@@ -39,7 +39,8 @@ def inpaint_folder(
     if (mask is None) == (masks is None):
         raise ValueError("for a folder of pictures give --masks, a folder, or --mask for all of them")
     if masks is not None and not masks.is_dir():
-        raise ValueError(f"--masks must be a folder, got {masks}; for one mask use --mask")
+        what = "for one mask use --mask" if masks.exists() else "there is none of that name"
+        raise ValueError(f"--masks must be a folder, got {masks}; {what}")
     if job.output is None or not is_folder(job.output) or job.grid or job.gif or job.rank:
         raise ValueError("for a folder of pictures give -o, a folder; --grid, --gif and --rank are for one picture")
     if job.output.resolve() == folder.resolve() or (masks is not None and job.output.resolve() == masks.resolve()):
@@ -149,5 +150,5 @@ def _mask_of(inside: Path, drawn: dict[Path, list[Path]], masks: Path | None) ->
     exact = [path for path in found if path.name == inside.name]
     if len(exact or found) != 1:
         several = f"there are several: {', '.join(str(path) for path in found)}" if found else "there is none"
-        raise ImageError(f"{inside}: its mask must be {inside.stem}.png (or alike) in {masks}, but {several}")
+        raise ImageError(f"its mask must be {masks}/{inside.with_suffix('')} with any suffix, but {several}")
     return (exact or found)[0]

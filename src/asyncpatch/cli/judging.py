@@ -22,12 +22,14 @@ def elbo(
     calls: Annotated[int, typer.Option(help="questions to the network for each picture and path")] = 64,
     mask: Annotated[Path | None, typer.Option(help="judge what is white, given the rest")] = None,
     label: Annotated[str | None, typer.Option(help="what it shows [default: the model is not told]")] = None,
-    map: Annotated[Path | None, typer.Option(help="folder for pictures of where each one surprises")] = None,
+    map: Annotated[Path | None, typer.Option(help="folder for pictures of where each surprises, on the first path")] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite files that exist")] = False,
     seed: Annotated[int, typer.Option(help="of the estimate's noise")] = 0,
     **given: Any,
 ) -> None:  # fmt: skip
-    """How likely pictures are to the model: bits per number, an upper bound, lower is likelier.
+    """How likely pictures are to the model.
+
+    In bits per dimension (number): an upper bound, and lower is likelier.
 
         asyncpatch elbo photos/ --map out/
 
@@ -44,18 +46,24 @@ def elbo(
         from asyncpatch.images import ImageError, check_target, picture_from, read_hole, write
         from asyncpatch.judging import heat_map, judge, path_by_name
 
+        if mask and path:
+            raise ValueError("with --mask the path is that of inpainting: leave out --path")
         names = ["inpainting"] if mask else path or ["synchronous"]
         paths = {name: path_by_name("synchronous" if mask else name) for name in names}
-        files = [file for each in pictures for file in (pictures_in(each) if each.is_dir() else [each])]
+        named = {file: file.relative_to(each) if each.is_dir() else Path(file.name)
+                 for each in pictures for file in (pictures_in(each) if each.is_dir() else [each])}  # fmt: skip
+        files = list(named)
         if not files:
             raise ValueError("there are no pictures to judge")
-        if map is not None:
-            map.mkdir(parents=True, exist_ok=True)
-            for file in files:
-                check_target(map / f"{file.stem}.png", force=force, inputs=files)
+        maps = {} if map is None else {file: map / f"{name}.png" for file, name in named.items()}
+        if len(set(maps.values())) < len(maps):
+            raise ValueError("pictures of the same name cannot be mapped at once: give folders one at a time")
+        for target in maps.values():
+            if target.parent.exists():
+                check_target(target, force=force, inputs=files)
         pipeline = open_pipeline(**given)
         told = pipeline.label(label)
-        table = Table(title="bits per number, at most (standard error)")
+        table = Table(title="bits per dimension, at most (standard error)")
         table.add_column("picture")
         for name in names:
             table.add_column(name if not name.isdecimal() else f"patches of {name}", justify="right")
@@ -80,7 +88,8 @@ def elbo(
                     if map is not None and name == names[0]:
                         side = max(picture.size)
                         image = heat_map(terms, max(1, 256 // side))
-                        write(picture_from(image), map / f"{file.stem}.png", force=force, inputs=files)
+                        maps[file].parent.mkdir(parents=True, exist_ok=True)
+                        write(picture_from(image), maps[file], force=force, inputs=files)
                 table.add_row(str(file), *shown)
         Console().print(table)
         for said in failed:

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import Settings
+from asyncpatch.settings import TEXTURE_GUIDANCE, Settings
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -28,21 +28,23 @@ LONG = 10.0
 _RESULT = "Result"
 _SHARED = [
     option("n", int, 1, typer.Option("-n", help="how many candidates", rich_help_panel=_RESULT)),
-    option("output", Path | None, None, typer.Option("-o", "--output", help="file, or folder, to write",
+    option("output", Path | None, None, typer.Option("-o", "--output", help="file, or folder; several: NAME-1.png, ...",
                                                      rich_help_panel=_RESULT, show_default=False)),
     option("force", bool, False, typer.Option("--force", help="overwrite files that exist", rich_help_panel=_RESULT)),
     option("rank", bool, False, typer.Option("--rank", help="the likeliest candidate first", rich_help_panel=_RESULT)),
-    option("grid", bool, False, typer.Option("--grid", help="all on one sheet, in one file", rich_help_panel=_RESULT)),
+    option("grid", bool, False, typer.Option("--grid", help="all on one sheet, with what was given",
+                                             rich_help_panel=_RESULT)),
     option("gif", Path | None, None, typer.Option(help="write the denoising as it ran, as a GIF",
                                                   rich_help_panel=_RESULT, show_default=False)),
     option("label", str | None, None, typer.Option(help="what it shows [default: the model is not told]",
                                                    rich_help_panel="Sampling", show_default=False)),
     option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
                                                   rich_help_panel="Sampling", show_default=False)),
-    *field_options(Settings, "Sampling", show_defaults=True),
 ]  # fmt: skip
+_SAMPLING = field_options(Settings, "Sampling", {})
+_TEXTURE_SAMPLING = field_options(Settings, "Sampling", {"input_guidance": TEXTURE_GUIDANCE})
 MACHINE = [
-    option("model", Path | None, None, typer.Option(help="model folder [default: the one that ships]",
+    option("model", Path | None, None, typer.Option(help="model folder [default: the shipped one, where there is one]",
                                                     rich_help_panel="Machine", show_default=False)),
     option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
     option("precision", str, "auto", typer.Option(help="auto, fp32, bf16 or fp16", rich_help_panel="Machine")),
@@ -87,6 +89,8 @@ class Job:
         settings = {name: given.pop(name) for name in kinds}
         texts = {name: parse(name, value, kinds[name]) for name, value in settings.items() if value is not None}
         Settings.of(texts)  # a mistake is said before anything is read
+        if given["model"]:
+            check_model(given["model"])
         return cls(**given, settings=texts)
 
     @property
@@ -153,8 +157,7 @@ def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatch
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     folder = model or shipped_model()
-    if not folder.exists():
-        raise FileNotFoundError(f"there is no model folder {folder}")
+    check_model(folder)
     try:
         pipeline = AsyncPatchPipeline.from_pretrained(folder)
     except FileNotFoundError:
@@ -163,6 +166,13 @@ def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatch
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
     return pipeline.prepare(device, precision)
+
+
+def check_model(folder: Path) -> None:
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no model folder {folder}")
+    if not (folder / "model_index.json").is_file() and (folder / "model/model_index.json").is_file():
+        raise FileNotFoundError(f"{folder} is no model folder; did you mean {folder / 'model'}?")
 
 
 def is_folder(path: Path) -> bool:
@@ -260,10 +270,10 @@ def shard_from(text: str) -> tuple[int, int]:
 
 
 @app.command("generate")
-@with_options(_SHARED, MACHINE)
+@with_options(_SHARED, _SAMPLING, MACHINE)
 def generate(
     size: Annotated[
-        str | None, typer.Option(help="WIDTHxHEIGHT [default: the model's own]", show_default=False)
+        str | None, typer.Option(help="WIDTHxHEIGHT, or a side [default: the model's]", show_default=False)
     ] = None,
     **given: Any,
 ) -> None:
@@ -282,7 +292,7 @@ def generate(
 
 
 @app.command("inpaint")
-@with_options(_SHARED, MACHINE)
+@with_options(_SHARED, _SAMPLING, MACHINE)
 def inpaint(
     picture: Annotated[Path, typer.Argument(help="a picture, or a folder of pictures")],
     mask: Annotated[
@@ -295,7 +305,7 @@ def inpaint(
     shard: Annotated[str | None, typer.Option(help="i/n: of a folder, only the i-th of n parts")] = None,
     **given: Any,
 ) -> None:
-    """Repaint parts of a picture; every pixel outside the mask stays exactly as it is.
+    """Repaint what a mask shows; all else stays as it is, pixel by pixel.
 
         asyncpatch inpaint photo.jpg --mask mask.png -o out.png -n 4
 
@@ -313,15 +323,17 @@ def inpaint(
             return
         if not picture.exists():
             raise ValueError(f"{picture}: there is no such file or folder")
-        if mask is None or masks is not None or shard is not None:
-            raise ValueError("for one picture give --mask; --masks and --shard are for a folder of pictures")
+        if masks is not None or shard is not None:
+            raise ValueError("--masks and --shard are for a folder of pictures; for one picture give --mask")
+        if mask is None:
+            raise ValueError("what shall be repainted? For one picture give --mask")
         files = job.targets(f"{picture.stem}-inpainted.png", [picture, mask])
         pipeline = job.pipeline()
         job.finish(pipeline, pipeline.plan_inpaint(picture, mask, **shape, **job.chosen), files, [picture, mask])
 
 
 @app.command("outpaint")
-@with_options(_SHARED, MACHINE)
+@with_options(_SHARED, _SAMPLING, MACHINE)
 def outpaint(
     picture: Annotated[Path, typer.Argument(help="a picture")],
     left: Annotated[int, typer.Option(help="pixels to add there")] = 0,
@@ -343,16 +355,18 @@ def outpaint(
 
 
 @app.command("texture")
-@with_options(_SHARED, MACHINE)
+@with_options(_SHARED, _TEXTURE_SAMPLING, MACHINE)
 def texture(
     swatch: Annotated[Path, typer.Argument(help="a picture of the texture")],
-    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture", show_default=False)] = None,
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture, or a side", show_default=False)] = None,
     tileable: Annotated[bool, typer.Option("--tileable", help="opposite edges fit together")] = False,
     mask: Annotated[Path | None, typer.Option(help="white where the swatch is to be filled in")] = None,
     invert: Annotated[bool, typer.Option("--invert", help="the mask is white where the swatch stays")] = False,
     **given: Any,
 ) -> None:
-    """Grow a texture from a swatch, which stays in its middle.
+    """Grow a texture from a swatch.
+
+    The swatch stays in its middle.
 
     asyncpatch texture swatch.png --size 512x512 -o large.png
 
@@ -373,7 +387,7 @@ def texture(
 @app.command("info")
 @with_options(MACHINE)
 def info(**given: Any) -> None:
-    """What this copy and this machine have: versions, device, the model and its labels."""
+    """Versions, device, the model and its labels."""
     import platform
 
     import diffusers
@@ -384,6 +398,16 @@ def info(**given: Any) -> None:
     with said_plainly():
         typer.echo(f"asyncpatch {__version__}, torch {torch.__version__}, diffusers {diffusers.__version__}, "
                    f"Python {platform.python_version()}")  # fmt: skip
+        from asyncpatch.models.placing import choose_device
+        from asyncpatch.pipelines import shipped_model
+
+        if given["model"] is None:
+            try:
+                shipped_model()
+            except FileNotFoundError as error:
+                typer.echo(f"device {choose_device(given['device'])}")
+                typer.echo(f"no model: {error}")
+                return
         pipeline = open_pipeline(**given)
         chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
         typer.echo(f"model {pipeline.name_or_path}: {size / 1e6:.1f}M parameters, {chosen.resolution} pixels, "
