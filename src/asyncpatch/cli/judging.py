@@ -22,7 +22,7 @@ def elbo(
     calls: Annotated[int, typer.Option(help="questions to the network for each picture and path")] = 64,
     mask: Annotated[Path | None, typer.Option(help="judge what is white, given the rest")] = None,
     label: Annotated[str | None, typer.Option(help="what it shows [default: the model is not told]")] = None,
-    map: Annotated[Path | None, typer.Option(help="folder for pictures of where each surprises, on the first path")] = None,
+    map: Annotated[Path | None, typer.Option(help="folder for pictures of where each surprises (first path)")] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite files that exist")] = False,
     seed: Annotated[int, typer.Option(help="of the estimate's noise")] = 0,
     **given: Any,
