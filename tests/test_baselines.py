@@ -182,3 +182,40 @@ def test_conditions_reach_the_denoiser(x):
 def test_grey_holes_are_refused(make, x):
     with pytest.raises(ValueError, match="values in between"):
         make(RectifiedFlow(), x, HOLE * 0.5)
+
+
+def test_repaint_never_turns_back_from_the_clean_picture():
+    method = repaint(RectifiedFlow(), torch.zeros(1, 1, 2, 4), HOLE)
+    times = method.schedule.times
+    assert times[0] == 1
+    assert times[-1] == 0
+    assert min(times[:-1]) == pytest.approx(1 / 250)
+    turns = [now for before, now, after in zip(times, times[1:], times[2:], strict=False) if before > now < after]
+    assert sorted({round(250 * turn) for turn in turns}) == list(range(1, 240, 10))
+    assert len(turns) == 9 * 24
+
+
+def test_ancestral_steps_keep_the_spread(exact, x):
+    """RePaint and MCG come out with about the right covariance."""
+    process = RectifiedFlow()
+
+    def of(method):
+        return lambda many: method(many).run(exact, many, generator=torch.Generator().manual_seed(0))
+
+    assert errors(exact, x, of(lambda many: repaint(process, many, HOLE, 50, jump=5, resample=10)))[1] < 0.25
+    assert errors(exact, x, of(lambda many: mcg(process, many, HOLE, 50, weight=0.1)))[1] < 0.2
+
+
+def test_a_blend_of_0_leaves_the_known_part_to_the_denoiser(x):
+    made = ddrm(RectifiedFlow(), x.float(), HOLE, 3, blend=0.0).run(
+        lambda z, t, cond: Denoised(torch.full_like(z, 0.3)), x.float()
+    )
+    assert torch.allclose(made, torch.full_like(made, 0.3))
+
+
+@pytest.mark.parametrize("make", [ddrm, ddnm, deqir])
+def test_an_eta_beyond_1_is_refused(make, x):
+    with pytest.raises(ValueError, match="eta"):
+        make(RectifiedFlow(), x, HOLE, eta=1.2)
+    with pytest.raises(ValueError, match="steps"):
+        repaint(RectifiedFlow(), x, HOLE, 0)

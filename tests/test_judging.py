@@ -87,3 +87,40 @@ def test_paths_have_names():
     for wrong in ("0", "x", "-1"):
         with pytest.raises(ValueError, match="a path is"):
             path_by_name(wrong)
+
+
+def test_candidates_are_compared_alike(pipe):
+    """The same noise for all; all holes count; labels and deep pictures too."""
+    hole = torch.zeros(1, 60, 60)
+    hole[:, 4:9, 4:9] = 1
+    hole[:, 45:50, 45:50] = 1
+    picture = photo(60, 60)
+    both = rank(pipe, Task(picture, hole, (0, 1)), [picture, picture], calls=4)
+    assert both[0] == both[1]
+    parts = []
+    for rows in (slice(0, 30), slice(30, 60)):
+        one = torch.zeros_like(hole)
+        one[:, rows] = hole[:, rows]
+        parts.append(rank(pipe, Task(picture, one, (0,)), [picture], calls=4))
+    assert torch.allclose(both[:1], parts[0] + parts[1], rtol=1e-4)
+    assert rank(pipe, Task(picture, hole, (0,), 1), [picture], calls=4) != both[0]
+    deep = picture_from(np.random.default_rng(0).integers(0, 65536, (60, 60), np.uint16))
+    assert rank(pipe, Task(deep, hole, (0,)), [deep], calls=2).isfinite().all()
+
+
+def test_only_the_windows_of_a_hole_are_asked(pipe, monkeypatch):
+    seen = []
+    forward = pipe.unet.forward
+    monkeypatch.setattr(pipe.unet, "forward", lambda z, *rest: seen.append(len(z)) or forward(z, *rest))
+    hole = torch.zeros(1, 80, 80)
+    hole[:, 4:8, 4:8] = 1
+    judge(pipe, photo(80, 80), synchronous_path(), calls=2, hole=hole)
+    assert sum(seen) <= 2 * 4
+
+
+def test_a_heat_map_of_a_hole_uses_all_its_colours(pipe):
+    terms = judge(pipe, photo(), synchronous_path(), calls=2)
+    field = torch.zeros(1, 1, 200, 200)
+    field[..., :8, :8] = -torch.linspace(1, 40, 64).view(8, 8)
+    shown = np.asarray(heat_map(terms._replace(map=field)))[:8, :8].reshape(-1, 3)
+    assert len(np.unique(shown, axis=0)) > 30

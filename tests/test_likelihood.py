@@ -302,3 +302,50 @@ def test_a_path_needs_a_schedule_that_is_known_beforehand():
         schedule_path(lambda z: z)
     with pytest.raises(ValueError, match="patch"):
         random_path(0)
+
+
+@pytest.mark.parametrize(
+    ("tau", "said"),
+    [
+        (lambda u: torch.floor((1 - u) * 8) / 8, "jumps"),
+        (lambda u: 1 - 0.5 * u, "does not reach 0"),
+        (lambda u: torch.where(u < 0.5, 1.0, 0.0) + 0 * u, "jumps"),
+    ],
+)
+def test_paths_that_miss_a_part_of_the_way_are_refused(tau, said):
+    with pytest.raises(ValueError, match=said):
+        bound(lambda z, t, cond: Denoised(z), torch.zeros(1, 1, 2, 2), schedule_path(OpenLoop(tau, 4)))
+
+
+def test_a_smooth_function_is_a_path():
+    exact = random_gaussian(RectifiedFlow(), (1, 2, 3))
+    x = exact.draw(100, generator=torch.Generator().manual_seed(0)).double()
+    smooth = schedule_path(OpenLoop(lambda u: torch.cos(0.5 * math.pi * u) ** 2, 4))
+    check(bound(exact, x, smooth), log_prob(exact, x))
+
+
+def test_levels_must_be_levels():
+    x = levels(8, (1, 1, 2, 2)).float()
+    elbo(lambda z, t, cond: Denoised(z), x, process=RectifiedFlow(), path=synchronous_path(), calls=2)
+    with pytest.raises(ValueError, match="levels of 8 bits"):
+        elbo(
+            lambda z, t, cond: Denoised(z), x + 0.1 * 2 / 255, process=RectifiedFlow(), path=synchronous_path(), calls=2
+        )
+    deep = levels(16, (1, 1, 2, 2)).float()
+    elbo(lambda z, t, cond: Denoised(z), deep, process=RectifiedFlow(), path=synchronous_path(), calls=2, bits=16)
+
+
+def test_the_reconstruction_is_seeded_and_its_spread_is_counted():
+    """With a denoiser that knows the answer only the reconstruction varies: over seeds as much as is claimed."""
+    x = levels(8, (1, 1, 4, 4)).expand(200, 1, 4, 4)
+
+    def told(z, t, cond=None):
+        return Denoised(x[: len(z)].to(z))
+
+    how = {"process": RectifiedFlow(), "path": synchronous_path(), "calls": 2, "span": (7.0, 6.9), "bits": 8}
+    terms = elbo(told, x, generator=generators(range(200)), **how)
+    again = elbo(told, x[:1], generator=generators([0]), **how)
+    assert torch.equal(terms.reconstruction[:1], again.reconstruction)
+    spread = float(terms.total.std())
+    assert spread > 0.1
+    assert float(terms.error.square().mean().sqrt()) == pytest.approx(spread, rel=0.3)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpatch import fields
-from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin, by_name
+from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin, by_name, evenly
 from watch import CountWaits
 
 ALL = {
@@ -245,3 +245,22 @@ def test_samplers_by_name():
     for wrong in ("", "odd", "x asyncpatch", "0.5 0.5 global", "global +", "0.8"):
         with pytest.raises(ValueError, match=r"time fields must be|must be a number"):
             by_name(wrong)
+
+
+@pytest.mark.parametrize("name", ["global", "independent", "patchwise", "asyncpatch"])
+def test_times_can_be_spread_evenly(name):
+    """Each token's marginal becomes uniform, and the order of the times stays."""
+    sampler = by_name(name)
+    t = sampler.sample(40_000, 4, 4, generator=torch.Generator().manual_seed(0))[:, 0, 1, 2]
+    even = evenly(sampler, t)
+    assert (even[t.argsort()].diff() >= -1e-6).all()
+    places = torch.linspace(0.05, 0.95, 19)
+    assert torch.allclose(even.quantile(places), places, atol=0.012)
+    ends = evenly(sampler, torch.tensor([0.0, 0.5, 1.0]))
+    assert ends.tolist() == pytest.approx([0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("name", ["perlin", "perlin-picture", "0.8 asyncpatch + 0.2 perlin-picture"])
+def test_times_that_cannot_are_refused(name):
+    with pytest.raises(ValueError, match="spread evenly"):
+        evenly(by_name(name), torch.zeros(1))

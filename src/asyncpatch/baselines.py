@@ -85,19 +85,21 @@ def repaint(
 ,
 ) -> Method:  # fmt: skip
     """Equation (2). The known part is noised to the time that is stepped *to*."""
+    checks.at_least("steps", steps)
     checks.at_least("jump", jump)
     checks.at_least("resample", resample)
+    # as published: levels steps - 1 to 0, of which 0 is the least noisy; it turns at 0, jump, 2 jump, ...
     left = dict.fromkeys(range(0, steps - jump, jump), resample - 1)
-    visits, place = [steps], steps
-    while place > 0:
-        place -= 1
-        visits.append(place)
-        if left.get(place, 0) > 0:
-            left[place] -= 1
+    levels, level = list[int](), steps
+    while level > 0:
+        level -= 1
+        levels.append(level)
+        if left.get(level, 0) > 0:
+            left[level] -= 1
             for _ in range(jump):
-                place += 1
-                visits.append(place)
-    times = Visits(tuple(each / steps for each in visits))
+                level += 1
+                levels.append(level)
+    times = Visits(tuple((each + 1) / steps for each in [*levels, -1]))
     return Method(times, _replaced(process, x, hole, ddim(process, eta=1.0)))
 
 
@@ -129,6 +131,8 @@ def ddrm(
 ) -> Method:  # fmt: skip
     """Equation (4), for pictures that are known without noise."""
     _check(x, hole)
+    checks.fraction("eta", eta)
+    checks.fraction("blend", blend)
 
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:
         clean, eps, fresh = *_answer(process, now), noise()
@@ -143,6 +147,7 @@ def ddrm(
 def ddnm(process: Process, x: Tensor, hole: Tensor, steps: int = 100, *, eta: float = 0.85) -> Method:
     """Equation (5). eps-hat is that of the answer before it is corrected."""
     _check(x, hole)
+    checks.fraction("eta", eta)
 
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:
         return _ddnm_step(process, x, hole, eta, *_answer(process, now), s, noise())
@@ -159,6 +164,7 @@ def deqir(
     It cannot be given a condition: the loop asks under that of its own batch, which is smaller.
     """
     _check(x, hole)
+    checks.fraction("eta", eta)
     times = torch.tensor(_even(steps))
 
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:

@@ -38,6 +38,7 @@ def walk(
     """Equation (1): the times of N tokens at all steps of one walk, [N * resolution + 1, N]."""
     checks.at_least("resolution", resolution)
     count = len(alpha)
+    alpha = alpha.cpu()
     left = torch.full((count,), resolution, dtype=torch.long)  # steps that each token has still to go
     path = torch.empty(count * resolution + 1, count, dtype=torch.float64)
     path[0] = low

@@ -207,6 +207,21 @@ class Mixture(TimeSampler):
         return t
 
 
+def evenly(sampler: TimeSampler, t: Tensor) -> Tensor:
+    """The sampler's times moved, in their order, so that each token's are uniform on [0, 1]: t goes to its share below.
+
+    Known for samplers over [0, 1] whose marginal is: Global, Independent and Patchwise are uniform already, and of
+    AsyncPatch the density is -log(t (1 - t)) / 2.
+    """
+    if type(sampler) in (Global, Independent, Patchwise) and (sampler.t_min, sampler.t_max) == (0.0, 1.0):  # type: ignore[attr-defined]
+        return t
+    if sampler == AsyncPatch():
+        return t - 0.5 * (torch.xlogy(t, t) - torch.xlogy(1.0 - t, 1.0 - t))
+    raise ValueError(
+        "training for likelihood needs times that can be spread evenly: global, independent, patchwise or asyncpatch"
+    )
+
+
 def by_name(text: str) -> TimeSampler:
     """A sampler from words: one name, or a mixture such as ``0.8 asyncpatch + 0.2 perlin-picture``."""
     known: dict[str, TimeSampler] = {

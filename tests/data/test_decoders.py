@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
+from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
 
 from asyncpatch.data.decoders import PART, Decoders
-from asyncpatch.data.sources import Item, Shapes
+from asyncpatch.data.sources import DataError, Item, Shapes
 
 POISONED = """
 import os
@@ -91,3 +93,57 @@ def test_a_worker_needs_no_torch():
 
     code = "import sys, asyncpatch.data.worker; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workers_that_cannot_start_are_not_blamed_on_the_files(decoders, monkeypatch):
+    for command in (("/bin/false",), ("/no/such/program",)):
+        monkeypatch.setattr(Decoders, "command", command)
+        with pytest.raises(DataError, match="none can be started"):
+            list(decoders(8, 0.0, 1).map(Shapes(5)))
+
+
+def test_a_file_called_numpy_where_one_works_does_no_harm(decoders, monkeypatch, tmp_path):
+    (tmp_path / "numpy.py").write_text("raise RuntimeError('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    assert all(not isinstance(result, str) for _, result in decoders(8, 0.0, 1).map(Shapes(3)))
+
+
+def test_closing_does_not_wait_for_a_decoder_that_is_stuck(monkeypatch):
+    stuck = POISONED.replace("os._exit(1)", "__import__('time').sleep(600)")
+    monkeypatch.setattr(Decoders, "command", (sys.executable, "-c", stuck))
+    several = Decoders(8, 0.0, 1)
+    results = several.map([Item("slow.jpg", lambda: b"poison", 0)])
+    waiting = Thread(target=lambda: list(results))
+    waiting.start()
+    while not several.processes:
+        sleep(0.05)
+    sleep(0.5)
+    several.close()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert all(process.poll() is not None for process in several.processes)
+
+
+def test_a_worker_minds_neither_ctrl_c_nor_what_is_printed(decoders, monkeypatch):
+    loud = POISONED.replace('os._exit(1) if data == b"poison" else', 'os.write(1, b"hello") and')
+    monkeypatch.setattr(Decoders, "command", (sys.executable, "-c", loud))
+    several = decoders(8, 0.0, 1)
+    items = list(Shapes(3))
+    assert all(not isinstance(result, str) for _, result in several.map(items))
+    several.processes[0].send_signal(signal.SIGINT)
+    sleep(0.3)
+    assert all(not isinstance(result, str) for _, result in several.map(items))
+    assert len(several.processes) == 1
+
+
+def test_few_pictures_are_shared_among_the_workers(decoders):
+    several = decoders(8, 0.0, 2)
+    for _ in range(4):
+        list(several.map(list(Shapes(20))))
+    assert len(several.processes) == 2
+
+
+def test_the_same_picture_twice_has_other_crops(decoders):
+    large = next(iter(Shapes(1, side=64)))
+    (_, first), (_, second) = decoders(16, 2.0, 0).map([large, large])
+    assert any(not np.array_equal(a, b) for a, b in zip(first[1:], second[1:], strict=True))

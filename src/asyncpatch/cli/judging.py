@@ -48,7 +48,7 @@ def elbo(
 
         if mask and path:
             raise ValueError("with --mask the path is that of inpainting: leave out --path")
-        names = ["inpainting"] if mask else path or ["synchronous"]
+        names = ["inpainting"] if mask else list(dict.fromkeys(path or ["synchronous"]))
         paths = {name: path_by_name("synchronous" if mask else name) for name in names}
         named = {file: file.relative_to(each) if each.is_dir() else Path(file.name)
                  for each in pictures for file in (pictures_in(each) if each.is_dir() else [each])}  # fmt: skip

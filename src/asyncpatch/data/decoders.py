@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
+from asyncpatch import checks
 from asyncpatch.data.pictures import Pixels, quietly
-from asyncpatch.data.sources import Item
-from asyncpatch.data.worker import read_views
+from asyncpatch.data.sources import DataError, Item
+from asyncpatch.data.worker import READY, read_views
 
 Job = list[tuple[bytes, int, float, int]]
 Views = list[Pixels] | str
@@ -37,20 +38,24 @@ class Decoders:
     ``workers`` is the number of processes: by default one per core; 0 decodes in this process.
     """
 
-    command = (sys.executable, "-m", "asyncpatch.data.worker")
+    command = (sys.executable, "-P", "-m", "asyncpatch.data.worker")
 
     def __init__(self, side: int, crops: float = 0.0, workers: int | None = None) -> None:
-        count = min(os.cpu_count() or 1, 32) if workers is None else workers
+        count = cores() if workers is None else workers
+        checks.at_least("workers", count, 0)
         self.side, self.crops = side, crops
         self.workers = count if sys.executable else 0
         self.processes: list[subprocess.Popen[bytes]] = []
         self._own = threading.local()
+        self._closing = False
         self._pool = ThreadPoolExecutor(max(self.workers, 1))
         self._ended = weakref.finalize(self, _end_all, self.processes)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Views]]:
         """Each item with its squares, or with what is wrong with it."""
-        numbered = enumerate(items)
+        numbered, size = enumerate(items), PART
+        if isinstance(items, list) and self.workers:  # of few, each worker gets some
+            size = max(1, min(PART, -(-len(items) // self.workers)))
         if not self.workers:
             while part := list(islice(numbered, PART)):
                 with quietly():
@@ -59,7 +64,7 @@ class Decoders:
             return
         coming: deque[tuple[list[tuple[int, Item]], Future[list[Views]]]] = deque()
         while True:
-            while len(coming) < 2 * self.workers and (part := list(islice(numbered, PART))):
+            while len(coming) < 2 * self.workers and (part := list(islice(numbered, size))):
                 coming.append((part, self._pool.submit(self._decode, part)))
             if not coming:
                 return
@@ -72,8 +77,11 @@ class Decoders:
             yield item, f"{item.name}: {result}" if isinstance(result, str) else result
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """End the workers, whatever they are at."""
+        self._closing = True
         self._ended()
+        self._pool.shutdown(cancel_futures=True)
+        _end_all(self.processes)  # one that was being started meanwhile
 
     def _decode(self, part: list[tuple[int, Item]]) -> list[Views]:
         results: list[Views] = [""] * len(part)
@@ -95,20 +103,37 @@ class Decoders:
         try:
             return self._asked(job)
         except (OSError, EOFError, pickle.UnpicklingError):
+            if self._closing:
+                return ["decoding was broken off"] * len(job)
             if len(job) == 1:
                 return ["it made the decoder crash"]
             return [result for each in job for result in self._done([each])]  # one of them is to blame
+
+    def _started(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """A new worker. One that does not come up is nobody's fault but the machine's."""
+        process = None
+        try:
+            process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self.processes.append(process)
+            assert process.stdout is not None
+            if pickle.load(process.stdout) == READY:
+                return process
+            said = "it answered something else"
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            said = str(error) or type(error).__name__
+        if process is not None:
+            _end(process)
+        if self._closing:
+            raise EOFError
+        raise DataError(f"pictures are decoded by processes of their own, but none can be started ({said})")
 
     def _asked(self, job: Job) -> list[Views]:
         """What this thread's worker makes of a job; a worker that is gone is replaced."""
         process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
         if process is None or process.poll() is not None:
             there = os.pathsep.join(path for path in sys.path if path)  # where this process found the package
-            process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": there}
-            )
+            process = self._started({**os.environ, "PYTHONPATH": there})
             self._own.process = process
-            self.processes.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -121,21 +146,24 @@ class Decoders:
             raise
 
 
+def cores() -> int:
+    """Workers that are worth having: the cores that this process may use, shared with others of its run."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(32, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
 def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes a worker's pipes, upon which it ends; and sees to that."""
+    """A worker holds nothing that could be lost."""
+    process.kill()
+    process.wait()
     for pipe in (process.stdin, process.stdout):
         try:
             if pipe is not None:
                 pipe.close()
-        except OSError:  # it went away with something unsent
+        except OSError:  # something was left unsent
             pass
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -13,6 +13,9 @@ import sys
 
 from asyncpatch.data.pictures import Pixels, decode, quietly, views
 
+READY = "ready"
+"""What a worker says first."""
+
 
 def read_views(data: bytes, side: int, crops: float, seed: int) -> list[Pixels] | str:
     """A file's squares, or what is wrong with it."""
@@ -26,6 +29,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who gives the jobs
     jobs, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not end up among the results
+    pickle.dump(READY, results)
+    results.flush()
     with quietly():
         while True:
             job = pickle.load(jobs)

@@ -28,7 +28,7 @@ class Recipe:
     process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
     prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
     weighting: Literal["sigmoid", "elbo"] = setting(
-        "sigmoid", "of the loss: for good pictures, or for likelihood (then times are spread evenly in log-SNR)"
+        "sigmoid", "of the loss: sigmoid for good pictures, elbo for likelihood alone (times even in log-SNR)"
     )
     bias: float = setting(2.0, "log-SNR that the sigmoid weighting weighs most (SiD2's b)")
     times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "

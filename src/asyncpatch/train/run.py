@@ -295,7 +295,9 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
 
 def _check(recipe: Recipe, accelerator: Accelerator) -> None:
     """What can be known to be wrong before any work is done."""
-    time_sampling.by_name(recipe.times)
+    times = time_sampling.by_name(recipe.times)
+    if recipe.weighting == "elbo":
+        time_sampling.evenly(times, torch.zeros(1))
     rows = share_of(accelerator).rows(recipe.batch)
     each = rows.stop - rows.start
     if recipe.accumulate != "auto" and each % recipe.accumulate:

@@ -112,7 +112,8 @@ class Trainer:
         process, prediction, recipe = self.model.process, self.model.prediction, self.recipe
         t, scale = batch.t, 1.0
         if recipe.weighting == "elbo":  # then the loss is the bound's diffusion term, in nats per number
-            t, scale = process.time_of(SPAN[0] + (SPAN[1] - SPAN[0]) * t), SPAN[0] - SPAN[1]
+            even = time_sampling.evenly(time_sampling.by_name(recipe.times), t)
+            t, scale = process.time_of(SPAN[0] + (SPAN[1] - SPAN[0]) * even), SPAN[0] - SPAN[1]
         z = process.diffuse(batch.x, t, batch.noise)
         with torch.autocast(z.device.type, torch.bfloat16, enabled=self.bf16):
             value = net(z, t, batch.label)
