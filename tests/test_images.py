@@ -14,6 +14,7 @@ from PIL import BmpImagePlugin, Image, ImageCms
 
 from asyncpatch import images
 from asyncpatch.images import ImageError, Picture, feather, grow, picture_from, read_hole, read_picture, write
+from asyncpatch.images import holes as growing
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 GREY_PROFILE = SRGB[:16] + b"GRAY" + SRGB[20:]
@@ -706,9 +707,9 @@ def test_holes_of_any_batch():
 
 def test_only_the_surroundings_of_a_small_hole_are_looked_at(monkeypatch):
     seen = []
-    inner = images._largest_within
+    inner = growing._largest_within
     monkeypatch.setattr(
-        images, "_largest_within", lambda values, radius: seen.append(values.shape) or inner(values, radius)
+        growing, "_largest_within", lambda values, radius: seen.append(values.shape) or inner(values, radius)
     )
     hole = torch.zeros(1, 500, 600)
     hole[:, 100:110, 200:220] = 1.0
