@@ -220,9 +220,6 @@ def test_trust_brings_windows_nearer_to_the_answer_of_the_whole():
 
 @pytest.mark.parametrize("length", [4, 6, 8, 12])
 def test_a_wrapped_canvas_has_no_edge_however_small(length):
-    def blur(z, t, cond=None):
-        return Denoised(z.roll(1, 3))
-
     seen = starts(length, min(8, length), 4, wrap=True)
     assert len(seen) >= 2
 

@@ -240,8 +240,8 @@ def elbo(
                 progress(2 * k + half + 1, calls)
         added += (pair[0] + pair[1]) / (2 * strata)
         variance += (pair[0] - pair[1]).flatten(1).sum(1).square() / 4 / strata**2
-    prior = -_prior(x.double(), process, span[1]) * ~known
-    said = [_reconstruction(x, process, span[0], bits, draw_noise(x, generator)) * ~known for _ in range(_DRAWS)]
+    prior = -_prior(x.double(), span[1]) * ~known
+    said = [_reconstruction(x, span[0], bits, draw_noise(x, generator)) * ~known for _ in range(_DRAWS)]
     reconstruction = torch.stack(said).mean(0)
     variance += torch.stack([each.flatten(1).sum(1) for each in said]).var(0) / _DRAWS
     return ElboTerms(
@@ -290,14 +290,14 @@ def _density(error: Tensor, surplus: Tensor, logsnr: Tensor, rate: Tensor) -> Te
     return 0.5 * rate * (snr * error - (snr / (snr + 100.0)).square() * surplus)
 
 
-def _prior(x: Tensor, process: Process, logsnr: float) -> Tensor:
+def _prior(x: Tensor, logsnr: float) -> Tensor:
     """KL(q(z_1 | x) || p(z_1)) of each token, equation (2), [B, 1, H, W]."""
     signal = 1.0 / (1.0 + math.exp(-logsnr))  # of a variance of 1 in all
     noise = 1.0 / (1.0 + math.exp(logsnr))
     return 0.5 * (noise + signal * x.square() - 1.0 - math.log(noise)).sum(1, keepdim=True)
 
 
-def _reconstruction(x: Tensor, process: Process, logsnr: float, bits: int | None, noise: Tensor) -> Tensor:
+def _reconstruction(x: Tensor, logsnr: float, bits: int | None, noise: Tensor) -> Tensor:
     """log p(x | z_0) of each token, equation (3), [B, 1, H, W]."""
     scale = math.exp(-0.5 * logsnr)  # sigma / alpha
     x, noise = x.double(), noise.double()

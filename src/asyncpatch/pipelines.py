@@ -110,8 +110,8 @@ class Made:
 class AsyncPatchPipeline(DiffusionPipeline):
     """A model and what can be done with it. ``from_pretrained(folder)`` reads one, ``default()`` the one that ships.
 
-    ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (the n-th picture
-    gets the seed + n) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
+    ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (each further picture
+    gets the next number) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
     refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as `images.picture_from`
     takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and ``run`` does it.
     """
@@ -328,7 +328,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
             x = torch.stack([_cut(tasks[row.task].picture, row.box) for row in rows]).to(device)
             hole = torch.stack([row.box.of(tasks[row.task].hole) for row in rows]).to(device)
             label = torch.tensor([tasks[row.task].label for row in rows], device=device)
-            order = _orders(plan, rows, self.model.resolution)
+            order = _orders(plan, rows)
             filling = self._completion(plan, None if watch is None else _teller(watch, rows, _questions(plan)))
             filled = filling(x, hole, [row.seed for row in rows], Cond(label=label), order).cpu()
             for row, each, gap in zip(rows, filled, hole.cpu(), strict=True):
@@ -413,7 +413,7 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
     return lambda moment: watch(Glimpse(rows, moment, moment.windows * questions))
 
 
-def _orders(plan: Plan, rows: list[Row], window: int) -> Tensor | None:
+def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
     if name == "synchronous":

@@ -191,7 +191,7 @@ def numbered(file: Path, count: int) -> list[Path]:
 
 
 def contact_sheet(plan: Plan, made: Made) -> Any:
-    """The picture, what is given of it, and the candidates; of new pictures only these."""
+    """What is given of the picture, and the candidates; of new pictures only these."""
     from PIL import Image
 
     from asyncpatch.drawing import picture, sheet

@@ -23,6 +23,7 @@ from asyncpatch import checks
 from asyncpatch.data.pictures import Pixels, quietly
 from asyncpatch.data.sources import DataError, Item
 from asyncpatch.data.worker import READY, read_views
+from asyncpatch.machine import cores
 
 Job = list[tuple[bytes, int, float, int]]
 Views = list[Pixels] | str
@@ -41,10 +42,11 @@ class Decoders:
     command = (sys.executable, "-P", "-m", "asyncpatch.data.worker")
 
     def __init__(self, side: int, crops: float = 0.0, workers: int | None = None) -> None:
-        count = cores() if workers is None else workers
-        checks.at_least("workers", count, 0)
+        if workers is None:  # the cores are shared with others of a run
+            workers = max(1, min(32, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        checks.at_least("workers", workers, 0)
         self.side, self.crops = side, crops
-        self.workers = count if sys.executable else 0
+        self.workers = workers if sys.executable else 0
         self.processes: list[subprocess.Popen[bytes]] = []
         self._own = threading.local()
         self._closing = False
@@ -144,12 +146,6 @@ class Decoders:
         except (OSError, EOFError, pickle.UnpicklingError):
             _end(process)
             raise
-
-
-def cores() -> int:
-    """Workers that are worth having: the cores that this process may use, shared with others of its run."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(32, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:

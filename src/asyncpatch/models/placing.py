@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from asyncpatch.machine import cores
 from asyncpatch.models.unet import UNet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,16 +49,6 @@ def place(net: UNet, device: torch.device, dtype: torch.dtype) -> UNet:
     net.eval().requires_grad_(False)
     # not ModelMixin's own: of a network without parts that must stay in float32 it warns that there are none
     return nn.Module.to(net, device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def cores() -> int:
-    """CPU cores that this process may use: in a container often fewer than the machine has."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or "max": no limit
-        return count
 
 
 def _speed_of_bf16() -> float:

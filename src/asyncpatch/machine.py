@@ -1,0 +1,16 @@
+"""What this process may use of its machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cores() -> int:
+    """CPU cores that this process may use: in a container often fewer than the machine has."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return count
