@@ -110,8 +110,8 @@ class Made:
 class AsyncPatchPipeline(DiffusionPipeline):
     """A model and what can be done with it. ``from_pretrained(folder)`` reads one, ``default()`` the one that ships.
 
-    ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (each further picture
-    gets the next number) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
+    ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (further pictures
+    get the next numbers) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
     refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as `images.picture_from`
     takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and ``run`` does it.
     """
