@@ -6,7 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpatch import fields
-from asyncpatch.time_sampling import AsyncPatch, Global, Independent, Mixture, Patchwise, Perlin, by_name, evenly
+from asyncpatch.time_sampling import (
+    AsyncPatch,
+    Global,
+    Independent,
+    MeanBeta,
+    Mixture,
+    PatchForcing,
+    Patchwise,
+    Perlin,
+    _symmetric_beta,
+    by_name,
+    evenly,
+)
 from watch import CountWaits
 
 ALL = {
@@ -16,6 +28,8 @@ ALL = {
     "Perlin": Perlin(),
     "Perlin, one t": Perlin(times="picture"),
     "AsyncPatch": AsyncPatch(),
+    "PatchForcing": PatchForcing(patch_sizes=(4,)),
+    "MeanBeta": MeanBeta(patch_sizes=(4,)),
     "Mixture": Mixture((AsyncPatch(), Perlin(times="picture")), (0.8, 0.2)),
 }
 
@@ -264,3 +278,47 @@ def test_times_can_be_spread_evenly(name):
 def test_times_that_cannot_are_refused(name):
     with pytest.raises(ValueError, match="spread evenly"):
         evenly(by_name(name), torch.zeros(1))
+
+
+# ---- Samplers of other methods
+
+
+@pytest.mark.parametrize("a", [1.0, 3.3, 2000.0])
+def test_the_symmetric_beta_has_its_moments(a, generator):
+    """Var = 1 / (4 (2a + 1)), and the fourth central moment 3 / (16 (2a + 1) (2a + 3))."""
+    draws = _symmetric_beta(torch.tensor(a), torch.empty(200_000), generator).double() - 0.5
+    second, fourth = 1 / (4 * (2 * a + 1)), 3 / (16 * (2 * a + 1) * (2 * a + 3))
+    assert abs(float(draws.mean())) < 5 * math.sqrt(second / 200_000)
+    assert float(draws.square().mean()) == pytest.approx(second, rel=0.02)
+    assert float(draws.pow(4).mean()) == pytest.approx(fourth, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 7), (3, 1)])
+def test_the_mean_of_a_mean_beta_field_is_uniform_and_its_patches_are_all_alike(shape, generator):
+    t = MeanBeta(patch_sizes=(1,)).sample(8192, *shape, generator=generator)[:, 0].flatten(1)
+    assert distance(t.mean(1)) < 0.02
+    first, last = t[:, 0], t[:, -1]
+    assert abs(float(first.mean() - last.mean())) < 0.02  # shuffled: no place is special
+    assert float(first.std()) == pytest.approx(float(last.std()), rel=0.05)
+    assert float(t.std(1).mean()) > 0.05
+
+
+def test_two_patches_of_a_mean_beta_field_share_their_sum_evenly(generator):
+    """Beta(1, 1) is uniform: given the sum m of two, the first is uniform over what is possible."""
+    t = MeanBeta(patch_sizes=(1,)).sample(20_000, 1, 2, generator=generator)[:, 0, 0]
+    total = t.sum(1)
+    least, most = (total - 1).clamp(min=0), total.clamp(max=1)
+    assert distance((t[:, 0] - least) / (most - least)) < 0.015
+
+
+def test_patch_forcing_fields_have_the_published_law(generator):
+    """The cleanest of many patches is near 1 - sigmoid(0.7 + n); the others lie half a normal above it."""
+    sampler = PatchForcing(patch_sizes=(1,))
+    t = sampler.sample(4096, 32, 32, generator=generator)[:, 0].flatten(1).double()
+    cleanest = t.min(1).values
+    normal = torch.distributions.Normal(0.0, 1.0)
+    assert distance(cleanest, lambda low: 1 - normal.cdf(torch.logit(1 - low) - 0.7)) < 0.025
+    spread = ((1 - cleanest) / 2).clamp(max=0.6)
+    inside = (t - cleanest[:, None]) / spread[:, None]
+    assert float((inside < 0.6745).double().mean()) == pytest.approx(0.5, abs=0.02)  # the median of |n|
+    assert float(t.max()) <= 1.0

@@ -6,7 +6,11 @@
     (4)  Perlin       t m + (1 - m) b, with m a thresholded Perlin mask and b in {0, 1} by a fair coin
     (5)  AsyncPatch   mean ~ U(t_min, t_max), delta = min(mean - t_min, t_max - mean, max_delta),
                       t_i ~ U(mean - delta, mean + delta), one per patch
-    (6)  Mixture      of any of these
+    (6)  PatchForcing low = 1 - sigmoid(0.7 + n), t_i = low + min((1 - low) / 2, 0.6) |n_i|, one per patch, n and n_i
+                      normal; where that exceeds 1, t_i ~ U(low, 1)
+    (7)  MeanBeta     mean ~ U(t_min, t_max); the patches' sum is split between halves of them, and so on down to one,
+                      each time by a symmetric Beta over the range that is possible, then they are shuffled
+    (8)  Mixture      of any of these
 
 Under (5) with t_min = 0, t_max = 1 the time of any one token has the density -log(t (1-t)) / 2: it is *not*
 uniform but favours both ends (see docs/deviations.md).
@@ -143,6 +147,51 @@ class AsyncPatch(Patchwise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PatchForcing(Patchwise):
+    """The sampler of Patch Forcing: the cleanest patch is drawn first, the others are noisier by half a normal."""
+
+    def _patches(self, uniform: Tensor, generator: torch.Generator | None) -> Tensor:
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=uniform.device)
+
+        highest = torch.sigmoid(0.7 + normal(len(uniform), 1, 1))  # how clean, 1 - t, is what theirs is in terms of
+        clean = highest - (0.5 * highest).clamp_(max=0.6) * normal(*uniform.shape).abs_()
+        return self._scale(1.0 - torch.where(clean < 0.0, uniform.mul_(highest), clean))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanBeta(Patchwise):
+    """The sampler of Spatial Reasoning Models: the mean is uniform, and exactly that of the patches, equation (7).
+
+    The Beta that splits n patches has both parameters (n - 1 - n mod 2)^1.05, as theirs has. (They also weigh the loss
+    by the inverse of a time's density; that is not done here.)
+    """
+
+    def _patches(self, uniform: Tensor, generator: torch.Generator | None) -> Tensor:
+        batch, rows, columns = uniform.shape
+        size = torch.full((1,), float(rows * columns), device=uniform.device)
+        total = uniform.view(batch, -1)[:, :1] * size
+        for _ in range((rows * columns - 1).bit_length()):  # parts of 1 and of 0 patches split into themselves and 0
+            left = (size / 2).floor()
+            right = size - left
+            least = (total - right).clamp_(min=0.0)
+            share = _symmetric_beta((size - 1 - size % 2).clamp_(min=1.0) ** 1.05, total, generator)
+            first = torch.lerp(least, torch.minimum(total, left), share)
+            total = torch.stack([first, total - first], 2).flatten(1)
+            size = torch.stack([left, right], 1).flatten()
+        shuffled = torch.rand(total.shape, generator=generator, device=total.device).add_(size < 0.5).argsort(1)
+        patches = total.gather(1, shuffled[:, : rows * columns])
+        return self._scale(patches.clamp_(0.0, 1.0).view(batch, rows, columns))
+
+
+def _symmetric_beta(a: Tensor, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Beta(a, a) for a > 1/2: (1 + r cos phi) / 2 with phi uniform and r^2 = 1 - U^(2 / (2a - 1)) (Ulrich 1984)."""
+    uniform, angle = torch.rand(2, *like.shape, generator=generator, device=like.device)
+    radius = torch.expm1(uniform.log_() * (2.0 / (2.0 * a - 1.0))).neg_().sqrt_()
+    return radius.mul_(torch.cos(angle.mul_(2.0 * torch.pi))).add_(1.0).mul_(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Perlin(_Ranged):
     """Noise in blobs, as RAD trains with: inside a Perlin mask any time, outside all clean or all noise.
 
@@ -231,6 +280,8 @@ def by_name(text: str) -> TimeSampler:
         "perlin": Perlin(),
         "perlin-picture": Perlin(times="picture"),
         "asyncpatch": AsyncPatch(),
+        "patch-forcing": PatchForcing(patch_sizes=(4,)),
+        "mean-beta": MeanBeta(patch_sizes=(4,)),
     }
     samplers, weights = [], []
     for part in text.split("+"):

@@ -32,7 +32,8 @@ class Recipe:
     )
     bias: float = setting(2.0, "log-SNR that the sigmoid weighting weighs most (SiD2's b)")
     times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "
-                         "asyncpatch, or a mixture such as '0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
+                         "asyncpatch, patch-forcing, mean-beta, or a mixture such as "
+                         "'0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
     label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
     flips: bool = setting(True, "mirror half of the pictures")
     crops: float = setting(0.0, "random squares of large pictures besides the whole: this many per further area")
