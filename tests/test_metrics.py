@@ -12,7 +12,15 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from asyncpatch.data.masks import holes
-from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE, psnr_in_hole, seam_ratio
+from asyncpatch.metrics import (
+    LPIPS,
+    LPIPS_VARIABLE,
+    kernel_distance,
+    precision_and_recall,
+    psnr_in_hole,
+    seam_ratio,
+    ssim_in_hole,
+)
 
 SHARED = Path(__file__).parents[2] / "shared" / "weights"  # lies beside the repository where the project is developed
 CONVOLUTIONS = {0: (64, 3, 11, 4, 2), 3: (192, 64, 5, 1, 2), 6: (384, 192, 3, 1, 1), 8: (256, 384, 3, 1, 1)}
@@ -175,6 +183,62 @@ def test_psnr_of_equal_pictures_and_of_empty_holes():
     assert math.isnan(empty)
 
 
+def test_ssim_by_its_formula(generator):
+    """Written out at one pixel, with an 11x11 window of Gaussian weights; only the hole's pixels count."""
+    x, y = torch.rand(2, 1, 1, 24, 24, generator=generator).double() * 2 - 1
+    hole = torch.zeros(1, 1, 24, 24)
+    hole[..., 12, 9] = 1
+    k = torch.arange(-5, 6)
+    weight = torch.exp(-(k[:, None] ** 2 + k**2) / (2 * 1.5**2)).double()
+    weight /= weight.sum()
+    a, b = ((each[0, 0, 7:18, 4:15] + 1) / 2 for each in (x, y))
+    m, n = (weight * a).sum(), (weight * b).sum()
+    va, vb, cov = (weight * a * a).sum() - m * m, (weight * b * b).sum() - n * n, (weight * a * b).sum() - m * n
+    c, d = 0.01**2, 0.03**2
+    wanted = (2 * m * n + c) * (2 * cov + d) / ((m * m + n * n + c) * (va + vb + d))
+    assert float(ssim_in_hole(x, y, hole)) == pytest.approx(float(wanted), abs=1e-5)
+    assert float(ssim_in_hole(x, x, hole)) == pytest.approx(1.0, abs=1e-6)
+    assert ssim_in_hole(x, y, 0 * hole).isnan().all()
+
+
+def test_precision_and_recall_by_hand():
+    """On a line, with one neighbour: real pictures at 0, 1 and 3 reach 1, 1 and 2 far; made ones at 2, 9 and 9.5 reach
+    7, 0.5 and 0.5."""
+    real, made = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[2.0], [9.0], [9.5]])
+    precision, recall = precision_and_recall(real, made, neighbours=1)
+    assert precision == pytest.approx(1 / 3)  # 2 is within reach of 1 and 3, nothing else is
+    assert recall == pytest.approx(1.0)  # all within 7 of 2
+    far = precision_and_recall(real, made + 100.0, neighbours=1)
+    assert far == (0.0, 0.0)
+
+
+def test_precision_and_recall_of_the_same_law_are_high_and_of_a_narrow_one_differ(generator):
+    real, again, narrow = (torch.randn(1500, 4, generator=generator) * width for width in (1.0, 1.0, 0.3))
+    same, less = precision_and_recall(real, again), precision_and_recall(real, narrow)
+    assert min(same) > 0.75
+    assert less[0] > 0.9
+    assert less[1] < 0.3
+
+
+def test_the_kernel_distance_by_its_formula(generator):
+    """Of one subset that is the whole set: the unbiased squared MMD."""
+    metric = kernel_distance(subset=12, subsets=1)
+    real, made = (torch.randint(0, 256, (12, 3, 40, 40), generator=generator, dtype=torch.uint8) for _ in range(2))
+    made = made // 2
+    metric.update(real, real=True)
+    metric.update(made, real=False)
+    f, g = (metric.inception(each).double() for each in (real, made))
+
+    def kernel(a, b):
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    def apart(a):
+        return (kernel(a, a).sum() - kernel(a, a).diagonal().sum()) / (12 * 11)
+
+    wanted = apart(f) + apart(g) - 2 * kernel(f, g).mean()
+    assert float(metric.compute()[0]) == pytest.approx(float(wanted), rel=1e-3)
+
+
 def test_seam_ratio_by_hand():
     x = torch.tensor([[0.0, 0.0, 0.5, 0.6, 0.7, 0.3], [0.0, 0.0, 0.5, 0.6, 0.7, 0.3]])[None, None]
     hole = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0]).view(1, 1, 1, 6)
@@ -245,6 +309,10 @@ X, HOLE = torch.zeros(2, 3, 8, 8), torch.ones(2, 1, 8, 8)
         (lambda _: psnr_in_hole(X, X, X), "hole must be one value per token"),
         (lambda _: psnr_in_hole(X, X, 255 * HOLE), r"hole must lie in \[0, 1\]"),
         (lambda _: psnr_in_hole(X, X, HOLE[..., :4]), r"hole must broadcast to \[2, 1, 8, 8\]"),
+        (
+            lambda _: precision_and_recall(torch.zeros(3, 2), torch.zeros(9, 2)),
+            r"real must be features \[N, d\] of more",
+        ),
         (lambda _: seam_ratio(X, HOLE[:, 0]), "hole must be a tensor that broadcasts"),
         (lambda _: seam_ratio(X.byte(), HOLE), "x must be a floating-point tensor"),
         (

@@ -7,14 +7,20 @@
                       divided by the mean over pairs inside it
     (4)  Fréchet      |m - m'|^2 + tr(C + C' - 2 (C C')^(1/2)), m and C the mean and covariance of the features of two
          distance     sets of pictures
+    (5)  SSIM         the usual one (Gaussian window of width 1.5, levels in [0, 1]), its mean over the hole's pixels
+    (6)  kernel       the squared MMD of the features of two sets with the kernel (f.g / d + 1)^3, of d features; its
+         distance     estimate is unbiased, so that few pictures do (the "KID" of other features)
+    (7)  precision    the share of made pictures whose features lie within reach of a real one's: as far as the k-th
+         and recall   nearest of the other real ones; recall is the same the other way round
 
-Pictures are in [-1, 1], and (1) to (3) give one number per picture, [B]. None reads a value back from the device:
+Pictures are in [-1, 1], and (1) to (3) and (5) give one number per picture, [B]. None reads a value back from the device:
 what is not determined (an empty hole) is NaN, so that a mean over a set shows it, and ``nanmean`` leaves it out.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +34,7 @@ from asyncpatch import checks
 
 if TYPE_CHECKING:
     from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.kid import KernelInceptionDistance
 
 LPIPS_VARIABLE = "ASYNCPATCH_LPIPS"
 """The environment variable that names the file of LPIPS's weights."""
@@ -155,6 +162,33 @@ def frechet_distance() -> FrechetInceptionDistance:
     return FrechetInceptionDistance(feature=LiteFeatures(), input_img_size=(3, 64, 64))
 
 
+def kernel_distance(subset: int = 1000, subsets: int = 100) -> KernelInceptionDistance:
+    """Equation (6) in `LiteFeatures`, used like `frechet_distance`; ``compute()`` gives mean and spread over so many
+    random ``subsets`` of ``subset`` pictures."""
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it keeps all features: 5 KB a picture
+        return KernelInceptionDistance(feature=LiteFeatures(), subset_size=subset, subsets=subsets)
+
+
+def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = 3) -> tuple[float, float]:
+    """Equation (7) for features [N, d] and [M, d] (Kynkäänniemi et al. 2019)."""
+    for name, features in (("real", real), ("made", made)):
+        if features.dim() != 2 or len(features) <= neighbours:
+            raise ValueError(
+                f"{name} must be features [N, d] of more than {neighbours} pictures, got {checks.shape_of(features)}"
+            )
+    return _within_reach(made, real, neighbours), _within_reach(real, made, neighbours)
+
+
+def _within_reach(of: Tensor, among: Tensor, neighbours: int, rows: int = 1024) -> float:
+    """The share of features that lie within reach of any of the others, computed by parts."""
+    reach = torch.cat([torch.cdist(some, among).kthvalue(neighbours + 1).values for some in torch.split(among, rows)])
+    inside = torch.cat([(torch.cdist(some, among) <= reach).any(1) for some in torch.split(of, rows)])
+    return float(inside.float().mean())
+
+
 def psnr_in_hole(x: Tensor, y: Tensor, hole: Tensor) -> Tensor:
     """Peak signal-to-noise ratio inside the hole in dB, equation (2): [B] for pictures [B, C, H, W].
 
@@ -167,6 +201,23 @@ def psnr_in_hole(x: Tensor, y: Tensor, hole: Tensor) -> Tensor:
     hole = _spread(hole, x)
     error = (x.float() - y.float()).square().mean(1, keepdim=True)
     return 10.0 * torch.log10(_DATA_RANGE**2 / _mean(error, hole))
+
+
+def ssim_in_hole(x: Tensor, y: Tensor, hole: Tensor) -> Tensor:
+    """Structural similarity inside the hole, equation (5): [B] for pictures [B, C, H, W] of 6 pixels or more a side.
+
+    What lies around the hole counts where the window of a pixel reaches it. ``hole`` as in `psnr_in_hole`.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    checks.canvas("x", x)
+    checks.canvas("y", y)
+    checks.same_shape("y", y, "x", x)
+    first, second = ((each.float() + 1.0) / 2.0 for each in (x, y))
+    _, similar = structural_similarity_index_measure(
+        first, second, data_range=1.0, reduction="none", return_full_image=True
+    )
+    return _mean(similar.mean(1, keepdim=True), _spread(hole, x))
 
 
 def seam_ratio(x: Tensor, hole: Tensor) -> Tensor:
