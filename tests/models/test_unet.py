@@ -99,15 +99,27 @@ def test_labels_count_and_none_is_the_null_label(question):
         assert torch.allclose(some[1], null[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(13, 17), (1, 1), (16, 10), (64, 16)])
+@pytest.mark.parametrize("shape", [(13, 17), (1, 1), (2, 3), (16, 10), (64, 16)])
 def test_any_size_goes(shape, generator):
     net = tiny()
     z, t = torch.randn(1, 3, *shape, generator=generator), torch.rand(1, 1, *shape, generator=generator)
     out = net(z, t)
     assert out.shape == z.shape
     below, beside = -shape[0] % net.divisor, -shape[1] % net.divisor
-    padded = [functional.pad(each, (0, beside, 0, below), mode="replicate") for each in (z, t)]
+    rows, columns = (mirror(length, more) for length, more in zip(shape, (below, beside), strict=True))
+    padded = [each[:, :, rows][:, :, :, columns] for each in (z, t)]
     assert torch.allclose(out, net(*padded)[..., : shape[0], : shape[1]], atol=1e-5)
+
+
+def mirror(length, more):
+    """0, 1, ..., length - 1, length - 2, ..., 0, 1, ...: walking to and fro."""
+    at, step, found = 0, 1, []
+    for _ in range(length + more):
+        found.append(at)
+        if not 0 <= at + step < length:
+            step = -step
+        at += step if length > 1 else 0
+    return found
 
 
 def test_larger_than_the_table_of_positions():

@@ -140,6 +140,15 @@ class Attention(nn.Module):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(q.dtype)
 
 
+def mirrored(field: Tensor, below: int, beside: int) -> Tensor:
+    """A field [B, C, H, W] continued by so many rows and columns as in a mirror, to and fro where it is small."""
+    for dim, more in ((2, below), (3, beside)):
+        length = field.shape[dim]
+        k = torch.arange(length + more, device=field.device) % max(2 * length - 2, 1)
+        field = field.index_select(dim, torch.minimum(k, 2 * length - 2 - k) if length > 1 else k)
+    return field
+
+
 class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Predicts x, eps or v (whatever it is trained for) from a canvas and its time field.
 
@@ -213,7 +222,8 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
         ``t`` is [B, 1, H, W], or [B, 1, 1, 1] for one time per picture (the same answer as for a constant field, a
         little faster). ``label`` is [B] integers, -1 for none. Where height or width do not divide by ``divisor``,
-        edges are repeated inside and cropped again.
+        it is
+        continued as in a mirror, where noise still looks like noise, and cropped again.
         """
         checks.canvas("z", z)
         checks.times("t", t, z)
@@ -225,8 +235,8 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if t.shape[2:] != (1, 1):
             t = t.expand(len(z), 1, height, width)
         if below or beside:
-            z = functional.pad(z, (0, beside, 0, below), mode="replicate")
-            t = t if t.shape[2:] == (1, 1) else functional.pad(t, (0, beside, 0, below), mode="replicate")
+            z = mirrored(z, below, beside)
+            t = t if t.shape[2:] == (1, 1) else mirrored(t, below, beside)
 
         dtype = self.conv_in.weight.dtype
         h = self.conv_in(self._waves(z).to(dtype, memory_format=torch.channels_last))
