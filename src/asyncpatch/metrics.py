@@ -13,8 +13,9 @@
     (7)  precision    the share of made pictures whose features lie within reach of a real one's: as far as the k-th
          and recall   nearest of the other real ones; recall is the same the other way round
 
-Pictures are in [-1, 1], and (1) to (3) and (5) give one number per picture, [B]. None reads a value back from the device:
-what is not determined (an empty hole) is NaN, so that a mean over a set shows it, and ``nanmean`` leaves it out.
+Pictures are in [-1, 1], and (1) to (3) and (5) give one number per picture, [B]. None of these reads a value back from
+the device: what is not determined (an empty hole) is NaN, so that a mean over a set shows it, and ``nanmean`` leaves it
+out.
 """
 
 from __future__ import annotations
