@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from asyncpatch.drawing import picture, sheet
 from asyncpatch.images import Picture
 from asyncpatch.metrics import LPIPS, frechet_distance, psnr_in_hole, seam_ratio
 from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task
-from asyncpatch.settings import Settings
+from asyncpatch.settings import INPUT_GUIDANCE, Settings
 
-MASKS = ("square", "extrema", "thin", "wide")
+HOLES = "square,extrema,thin,wide"
 BATCH = 256
 
 
@@ -61,9 +62,9 @@ def inpainting(
     lpips, device = LPIPS.load(given.lpips).to(pipeline.unet.device), pipeline.unet.device
     rows: list[dict[str, object]] = []
     for name, store in sets.items():
-        for kind in MASKS:
+        for kind in given.holes.split(","):
             began = time.perf_counter()
-            x, hole, filled = completed(pipeline, store, kind, given.count, Settings(steps=given.steps))
+            x, hole, filled = completed(pipeline, store, kind, given.count, given.filling)
             parts = zip(x.split(BATCH), filled.split(BATCH), strict=True)
             distance = torch.cat([lpips(a.to(device), b.to(device)).cpu() for a, b in parts])
             row = {
@@ -101,7 +102,7 @@ def generation(pipeline: AsyncPatchPipeline, train: Store, held: Store, given: a
     tasks = [Task(blank, torch.ones(1, *blank.size), (k,), label) for k, label in enumerate(told)]
     shown = []
     for first in range(0, len(tasks), BATCH):
-        made = pipeline.run(Plan(tasks[first : first + BATCH], Settings(steps=given.steps)))
+        made = pipeline.run(Plan(tasks[first : first + BATCH], given.drawing))
         levels = torch.stack([torch.from_numpy(each.pictures[0].levels.copy()) for each in made])
         add(levels, False)
         shown += [each.pictures[0].image() for each in made][: max(0, 96 - len(shown))]
@@ -109,7 +110,8 @@ def generation(pipeline: AsyncPatchPipeline, train: Store, held: Store, given: a
     if whole:
         sheet([shown[k : k + 12] for k in range(0, whole, 12)]).save(given.output / "samples.png")
     return {
-        "features": "EfficientNet-Lite0", "samples": len(tasks), "references": len(real),
+        "features": "EfficientNet-Lite0", "settings": asdict(given.drawing),
+        "samples": len(tasks), "references": len(real),
         "distance": float(metric.compute()), "held-out pictures": len(held), "their distance": floor,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
@@ -122,7 +124,11 @@ def main() -> None:
     options.add_argument("--lpips", type=Path)
     options.add_argument("--device", default="auto")
     options.add_argument("--precision", default="auto")
-    options.add_argument("--steps", type=int, default=32)
+    options.add_argument("--holes", default=HOLES, help="kinds of holes, with commas between them")
+    options.add_argument("--steps", type=int, default=Settings.steps)
+    options.add_argument("--eta", type=float, default=Settings.eta)
+    options.add_argument("--input-guidance", type=float, default=INPUT_GUIDANCE)
+    options.add_argument("--class-guidance", type=float, default=0.0, help="of the samples")
     options.add_argument("--count", type=int, default=1000, help="held-out pictures of each set")
     options.add_argument("--samples", type=int, default=10_000, help="0: no Fréchet distance")
     options.add_argument("--references", type=int, default=1_000_000, help="training pictures, at most")
@@ -130,6 +136,9 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path, default=Path("out/quality"))
     given = options.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
+    common = {"steps": given.steps, "eta": given.eta, "batch": BATCH}
+    given.filling = Settings(input_guidance=given.input_guidance, **common)
+    given.drawing = Settings(class_guidance=given.class_guidance, **common)
     pipeline = AsyncPatchPipeline.from_pretrained(given.model).prepare(given.device, given.precision)
     side = pipeline.model.resolution
 
@@ -138,7 +147,7 @@ def main() -> None:
 
     sets = {Path(each).name: store([each], "validation") for each in given.data}
     result: dict[str, Any] = {
-        "model": given.model.name, "ran on": pipeline.where(), "steps": given.steps,
+        "model": given.model.name, "ran on": pipeline.where(), "settings": asdict(given.filling),
         "inpainting": inpainting(pipeline, sets, given),
     }  # fmt: skip
     lines = ["| set | hole | pictures | LPIPS | PSNR in the hole | seam (original) |", "|---|---|---|---|---|---|"]

@@ -179,20 +179,31 @@ def test_a_small_hole_costs_the_same_in_a_large_picture():
 
 
 def test_rings_grow_from_what_is_known():
-    """Within a ring's stage what is further out stands at 1, what is further in at 0."""
-    hole = 1 - square(40, 40, 16, 16, 8)
+    """Each ring from coarse to fine; meanwhile what is further out stands at 1, and what is further in at 0."""
+    hole, inner = 1 - square(72, 72, 32, 32, 8), square(72, 72, 16, 16, 40)
     grey = Grey()
-    how = completion(grey, window=32, steps=2, rings=True)
+    how = completion(grey, window=32, steps=2, rings=True, refine=0.5)
     stages = list(how.stages(hole))
-    assert len(stages) == 2  # from 16 to 8, then to 0
-    assert torch.equal(stages[0].start, square(40, 40, 8, 8, 24) * hole)
-    assert torch.equal(stages[0].wait, 1 - square(40, 40, 8, 8, 24))
-    assert float(stages[1].wait.max()) == 0
-    assert sum(stage.start for stage in stages).equal(hole)
-    made = how(torch.zeros(1, 3, 40, 40), hole, [0])
+    assert [stage.factor for stage in stages] == [2, 1, 2, 1]  # from 32 to 16, then to 0
+    for stage, ring in zip(stages, (inner * hole,) * 2 + (1 - inner,) * 2, strict=True):
+        assert torch.equal(stage.start, reduced_hole(ring, stage.factor) * (1.0 if stage.factor == 2 else 0.5))
+    for stage in stages[:2]:
+        assert torch.equal(stage.wait, reduced_hole(1 - inner, stage.factor))
+    assert max(float(stage.wait.max()) for stage in stages[2:]) == 0
+    made = how(torch.zeros(1, 3, 72, 72), hole, [0])
     assert sum(len(z) for z, _, _ in grey.asked) == how.work(hole)
     assert torch.allclose(made[hole.expand_as(made) > 0], torch.tensor(0.25), atol=1e-6)
-    assert all(t.max() <= 1 and (t == 0).any() for _, t, _ in grey.asked)
+    assert all(t.max() <= 1 for _, t, _ in grey.asked)
+
+
+@pytest.mark.parametrize(("side", "widths"), [(40, [16]), (50, [12, 12]), (56, [12, 12]), (100, [16, 16, 16])])
+def test_rings_are_equally_wide(side, widths):
+    """Around a known square of 8 pixels, with a window of 32: about half a window, none of them thin."""
+    known = side // 2 - 4
+    hole = 1 - square(side, side, known, known, 8)
+    stages = [stage for stage in completion(Grey(), window=32, rings=True).stages(hole) if stage.factor == 1]
+    row = [int((stage.start[0, 0, side // 2, :known] > 0).sum()) for stage in stages]
+    assert row == [min(width, known - sum(widths[:k])) for k, width in enumerate(widths)]
 
 
 def correlation(x, dim, shift=1):
@@ -313,7 +324,9 @@ def test_an_order_holds_where_filling_starts_from_noise_and_not_later():
     rings = kinds(rings=True)
     firsts = [stage.start for stage, _ in rings]
     for start in {id(each): each for each in firsts}.values():
-        assert max(spread(stage, t) for stage, t in rings if stage.start is start) > 3
+        turns = {stage.factor: spread(stage, t) for stage, t in rings if stage.start is start}
+        assert turns.get(2, 4) > 3
+        assert turns.get(1, 1) == 1
 
 
 def test_an_order_is_each_pictures_own_and_counts_only_in_its_hole():
@@ -341,9 +354,9 @@ def test_almost_white_is_as_unknown_as_white():
         assert halvings(square(300, 300, 50, 50, 200, value), 300, 64) == 3
     assert halvings(square(300, 300, 50, 50, 200, 0.9), 300, 64) == 0
     stages = list(completion(Grey(), window=16, rings=True).stages(1 - 0.04 * square(60, 60, 0, 0, 60)))
-    assert len(stages) == 1  # nothing to grow from
+    assert [stage.factor for stage in stages] == [2, 1]  # nothing to grow from: all at once
     grey = torch.ones(1, 1, 60, 60) - 0.5 * square(60, 60, 20, 20, 20)
-    assert len(list(completion(Grey(), window=16, rings=True).stages(grey))) > 1
+    assert len(list(completion(Grey(), window=16, rings=True).stages(grey))) > 2
 
 
 def test_a_coarse_filling_is_enlarged_smoothly_in_its_place_and_range():
@@ -381,7 +394,7 @@ def test_what_waits_is_not_known_to_guidance():
 
     hole = 1 - square(40, 40, 16, 16, 8)
     completion(Grey(), window=16, steps=1, rings=True, prepare=prepare)(torch.zeros(1, 1, 40, 40), hole, [0])
-    assert torch.equal(given[0], hole)
+    assert torch.equal(given[0], reduced_hole(hole, 2))
 
 
 def test_random_steps_are_seeded_too():

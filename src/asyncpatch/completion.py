@@ -11,8 +11,8 @@ of the photo costs nothing. A box is then filled in stages, in one of two ways.
 (2) is what a time per pixel is made for: known pixels stand at 0, the hole starts at ``refine``, and what is asked of
 the network is only the detail that the coarser scale could not show.
 
-*Ring by ring*, for textures: at full size, a ring around what is known, a quarter of a window wide, is filled from pure
-noise, then the next one around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
+*Ring by ring*, for textures: a ring around what is known, half a window wide, is filled from coarse to fine, then the
+next one around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
 
 Wherever a canvas is larger than a window, overlapping windows are denoised together (``windows``).
 """
@@ -114,18 +114,15 @@ class Completion:
             raise ValueError(f"seeds must be one per picture, {len(x)}, got {len(seeds)}")
         hole = hole.to(x.device, torch.float32).expand(len(x), 1, *x.shape[2:])
         random = generators(seeds)
-        filled: Tensor | None = None
-        for stage in self.stages(hole):
-            now = reduced(x, hole, stage.factor)
-            if filled is not None:
-                finer = filled
-                if filled.shape != now.shape:
-                    finer = functional.interpolate(filled, scale_factor=2, mode="bicubic", align_corners=False)
-                    finer = finer[..., : now.shape[2], : now.shape[3]].clamp(-1.0, 1.0)
-                now = torch.where(stage.before, finer, now)
-            fresh = self.rings or filled is None
-            filled = self._denoised(now, stage, random, cond, order if fresh else None) if stage.steps else now
-        return x if filled is None else torch.where(hole > 0, filled, x)
+        for start, wait in self._turns(hole):
+            filled: Tensor | None = None
+            for stage in self._scales(start, wait):
+                now, first = reduced(x, start + wait, stage.factor), filled is None
+                if filled is not None:
+                    now = torch.where(stage.before, self._enlarged(filled, now), now)
+                filled = self._denoised(now, stage, random, cond, order if first else None) if stage.steps else now
+            x = x if filled is None else torch.where(start > 0, filled, x)
+        return x
 
     def work(self, hole: Tensor) -> int:
         """How many windows the denoiser will be asked about, guidance apart, for pictures with these holes."""
@@ -133,19 +130,35 @@ class Completion:
 
     def stages(self, hole: Tensor) -> Iterator[Stage]:
         """The stages in which a hole [B, 1, H, W] is filled."""
-        if not bool((hole > 0).any()):
-            return
-        none = torch.zeros((), device=hole.device)
+        for start, wait in self._turns(hole):
+            yield from self._scales(start, wait)
+
+    def _turns(self, hole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is filled now and what has to wait: the times that they start from, at full size."""
         if self.rings:
-            for ring, later in _rings(hole, self.window // 4, self.wrap):
-                yield Stage(1, hole * ring, hole * later, (hole > 0) & ~ring & ~later, self.steps)
-            return
-        scales = halvings(hole, max(hole.shape[2:]), self.window)
+            for ring, later in _rings(hole, self.window // 2, self.wrap):
+                yield hole * ring, hole * later
+        elif bool((hole > 0).any()):
+            yield hole, torch.zeros_like(hole)
+
+    def _scales(self, start: Tensor, wait: Tensor) -> Iterator[Stage]:
+        """One turn, from coarse to fine."""
+        scales = halvings(start, max(start.shape[2:]), self.window, wait, self.wrap)
+        if self.rings:
+            scales = min(scales, 1)  # halved, a ring is about as near to what is known as it has to be
         for scale in reversed(range(scales + 1)):
-            start = reduced_hole(hole, 2**scale)
-            before = start > (self.refine if scale < scales else 1.0)
-            start = torch.where(before, self.refine, start)
-            yield Stage(2**scale, start, none, before, round(self.steps * float(start.max()) + 0.499))
+            now = reduced_hole(start, 2**scale)
+            before = now > (self.refine if scale < scales else 1.0)
+            now = torch.where(before, self.refine, now)
+            later = torch.where(now > 0, 0.0, reduced_hole(wait, 2**scale))
+            yield Stage(2**scale, now, later, before, round(self.steps * float(now.max()) + 0.499))
+
+    def _enlarged(self, filled: Tensor, like: Tensor) -> Tensor:
+        """Twice as large, or a pixel less where a side is odd."""
+        rim = 2  # as far as a cubic sees
+        sides = functional.pad(filled, (rim,) * 4, mode="circular" if self.wrap else "replicate")
+        finer = functional.interpolate(sides, scale_factor=2, mode="bicubic", align_corners=False)
+        return finer[..., 2 * rim :, 2 * rim :][..., : like.shape[2], : like.shape[3]].clamp(-1.0, 1.0)
 
     def _windowed(self, stage: Stage) -> Windows:
         return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
@@ -205,12 +218,16 @@ def _ranked(order: Tensor, start: Tensor) -> Tensor:
     return ((order - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0)
 
 
-def halvings(hole: Tensor, side: int, window: int) -> int:
+def halvings(hole: Tensor, side: int, window: int, wait: Tensor | None = None, wrap: bool = False) -> int:
     """How often a picture with this hole is halved at first: until ``side`` is no longer than a window, or nothing of
-    the hole is further than a quarter of a window from what is known."""
+    the hole is further than a quarter of a window from what is known. (What waits is not known.)"""
+    unknown = hole if wait is None else hole + wait
     scales = 0
     if bool((hole >= UNKNOWN).any()):
-        while side > window * 2**scales and not bool(_near(reduced_hole(hole, 2**scales) < UNKNOWN, window // 4).all()):
+        while side > window * 2**scales:
+            near = _near(reduced_hole(unknown, 2**scales) < UNKNOWN, window // 4, wrap)
+            if bool((near | (reduced_hole(hole, 2**scales) < UNKNOWN)).all()):
+                break
             scales += 1
     return scales
 
@@ -227,14 +244,23 @@ def _near(where: Tensor, distance: int, wrap: bool = False) -> Tensor:
 
 
 def _rings(hole: Tensor, width: int, wrap: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rings around what is known, from the inside out: where the ring is, and what comes after it."""
-    later = hole > 0
-    known = hole < UNKNOWN
+    """Rings around what is known, from the inside out: where the ring is, and what comes after it.
+
+    They are equally wide, about ``width``, so that no thin one is left for the end.
+    """
+    later, known = hole > 0, hole < UNKNOWN
+    cell = max(width // 4, 1)
+    cells, reached = 0, known
+    while bool((later & ~reached).any()):
+        wider = _near(reached, cell, wrap)
+        if bool((wider == reached).all()):  # nothing is known from which it could grow: all at once
+            yield later, torch.zeros_like(later)
+            return
+        cells, reached = cells + 1, wider
+    count = max(round(cells * cell / width), 1)
     while bool(later.any()):
-        known = _near(known, width, wrap)
+        known = _near(known, max(-(-cells // count), 1) * cell, wrap)
         ring = later & known
-        if not bool(ring.any()):  # nothing is known from which it could grow: all at once
-            ring = later
         later = later & ~ring
         yield ring, later
 

@@ -30,7 +30,7 @@ from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precisio
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
-from asyncpatch.settings import TEXTURE_GUIDANCE, Settings
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings
 from asyncpatch.steps import ddim
 
 SHIPPED = "asyncpatch-64"
@@ -253,6 +253,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         for name, side in (("height", height), ("width", width)):
             checks.at_least(name, side, 8)
         task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
+        if task.label != NULL_LABEL:
+            settings = {"class_guidance": LABEL_GUIDANCE, **settings}
         return Plan([task], Settings.of(settings))
 
     def plan_inpaint(
@@ -266,7 +268,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not bool(shaped.any()):
             raise ImageError(f"nothing to repaint: the mask shrank away by {-grow} pixels")
         task = Task(whole, shaped, _seeds(seed, n), self.label(label))
-        return Plan([task], Settings.of(settings), notes=(*whole.notes, *read.notes))
+        return Plan([task], _guided(settings), notes=(*whole.notes, *read.notes))
 
     def plan_outpaint(
         self, picture: object, n: int = 1, *, left: int = 0, top: int = 0, right: int = 0, bottom: int = 0,
@@ -275,7 +277,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         whole = picture_from(picture)
         larger, hole = whole.extended(left, top, right, bottom)
         task = Task(larger, hole, _seeds(seed, n), self.label(label))
-        return Plan([task], Settings.of(settings), notes=whole.notes)
+        return Plan([task], _guided(settings), notes=whole.notes)
 
     def plan_texture(
         self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, tileable: bool = False,
@@ -306,8 +308,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not bool((new < 1).any()):
             raise ImageError("nothing of the swatch is left to grow from: give a larger one")
         task = Task(whole, new, _seeds(seed, n), self.label(label))
-        settings = {"input_guidance": TEXTURE_GUIDANCE, **settings}
-        return Plan([task], Settings.of(settings), rings=True, wrap=tileable, notes=notes)
+        return Plan([task], _guided(settings), rings=True, wrap=tileable, notes=notes)
 
     # ---- The work
 
@@ -382,6 +383,11 @@ def shipped_model() -> Path:
         "this copy of asyncpatch carries no trained model. Name the folder of one (--model, or from_pretrained): "
         "'asyncpatch train' leaves one in the run's folder, under model"
     )
+
+
+def _guided(settings: dict[str, Any]) -> Settings:
+    """By default pushed towards what is known."""
+    return Settings.of({"input_guidance": INPUT_GUIDANCE, **settings})
 
 
 def _seeds(seed: int | None, n: int) -> tuple[int, ...]:

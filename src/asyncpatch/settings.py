@@ -7,15 +7,18 @@ from typing import Any
 
 from asyncpatch.options import check, setting, types_of
 
-TEXTURE_GUIDANCE = 1.0
-"""Input guidance of textures, unless something else is said."""
+LABEL_GUIDANCE = 1.5
+"""Class guidance of new pictures of a label, unless something else is said."""
+
+INPUT_GUIDANCE = 1.0
+"""Input guidance where a part of the picture is known, unless something else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a picture is sampled."""
 
-    steps: int = setting(32, "from noise to picture; each is a call of the network")
+    steps: int = setting(16, "from noise to picture; each asks the network once, or twice with guidance")
     eta: float = setting(0.0, "randomness of the steps: 0 is DDIM, 1 ancestral sampling")
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import TEXTURE_GUIDANCE, Settings
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -41,10 +41,10 @@ _SHARED = [
     option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
                                                   rich_help_panel="Sampling", show_default=False)),
 ]  # fmt: skip
-_SAMPLING = field_options(Settings, "Sampling", {})
-_TEXTURE_SAMPLING = field_options(Settings, "Sampling", {"input_guidance": TEXTURE_GUIDANCE})
+_NEW_SAMPLING = field_options(Settings, "Sampling", {"class_guidance": f"{LABEL_GUIDANCE} with a label"})
+_SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
 MACHINE = [
-    option("model", Path | None, None, typer.Option(help="model folder [default: the shipped one, where there is one]",
+    option("model", Path | None, None, typer.Option(help="model folder [default: the one that comes with asyncpatch]",
                                                     rich_help_panel="Machine", show_default=False)),
     option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
     option("precision", str, "auto", typer.Option(help="auto, fp32, bf16 or fp16", rich_help_panel="Machine")),
@@ -270,7 +270,7 @@ def shard_from(text: str) -> tuple[int, int]:
 
 
 @app.command("generate")
-@with_options(_SHARED, _SAMPLING, MACHINE)
+@with_options(_SHARED, _NEW_SAMPLING, MACHINE)
 def generate(
     size: Annotated[
         str | None, typer.Option(help="WIDTHxHEIGHT, or a side [default: the model's]", show_default=False)
@@ -355,7 +355,7 @@ def outpaint(
 
 
 @app.command("texture")
-@with_options(_SHARED, _TEXTURE_SAMPLING, MACHINE)
+@with_options(_SHARED, _SAMPLING, MACHINE)
 def texture(
     swatch: Annotated[Path, typer.Argument(help="a picture of the texture")],
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the texture, or a side", show_default=False)] = None,
