@@ -80,9 +80,7 @@ def replacement(process: Process, x: Tensor, hole: Tensor, steps: int = 250, *, 
 
 
 def repaint(
-
-    process: Process, x: Tensor, hole: Tensor, steps: int = 250, *, jump: int = 10, resample: int = 10
-,
+    process: Process, x: Tensor, hole: Tensor, steps: int = 250, *, jump: int = 10, resample: int = 10,
 ) -> Method:  # fmt: skip
     """Equation (2). The known part is noised to the time that is stepped *to*."""
     checks.at_least("steps", steps)
@@ -104,9 +102,7 @@ def repaint(
 
 
 def mcg(
-
-    process: Process, x: Tensor, hole: Tensor, steps: int = 250, *, weight: float = 1.0, eta: float = 1.0
-,
+    process: Process, x: Tensor, hole: Tensor, steps: int = 250, *, weight: float = 1.0, eta: float = 1.0,
 ) -> Method:  # fmt: skip
     """Equation (3). The right weight depends on the size of the picture: tune it."""
     _check(x, hole)
@@ -125,9 +121,7 @@ def mcg(
 
 
 def ddrm(
-
-    process: Process, x: Tensor, hole: Tensor, steps: int = 20, *, eta: float = 0.85, blend: float = 1.0
-,
+    process: Process, x: Tensor, hole: Tensor, steps: int = 20, *, eta: float = 0.85, blend: float = 1.0,
 ) -> Method:  # fmt: skip
     """Equation (4), for pictures that are known without noise."""
     _check(x, hole)
