@@ -25,7 +25,7 @@ sampling guidance coverage drawing windows environment
 completion likelihood baselines
 models data metrics images settings
 train pipelines
-frames judging
+frames judging evaluation
 recipes
 cli
 __main__

@@ -155,22 +155,24 @@ class LiteFeatures(nn.Module):
         return features.mean((2, 3))
 
 
-def frechet_distance() -> FrechetInceptionDistance:
-    """Equation (4) in `LiteFeatures`: ``update(levels, real=True)`` and ``real=False`` with uint8 [B, 3, H, W], then
-    ``compute()``. Of few pictures it comes out too large: compare only distances of as many."""
+def frechet_distance(features: nn.Module | None = None) -> FrechetInceptionDistance:
+    """Equation (4) in `LiteFeatures`, or in others: ``update(levels, real=True)`` and ``real=False`` with uint8
+    [B, 3, H, W], then ``compute()``. Of few pictures it comes out too large: compare only distances of as many."""
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    return FrechetInceptionDistance(feature=LiteFeatures(), input_img_size=(3, 64, 64))
+    return FrechetInceptionDistance(feature=features or LiteFeatures(), input_img_size=(3, 64, 64))
 
 
-def kernel_distance(subset: int = 1000, subsets: int = 100) -> KernelInceptionDistance:
-    """Equation (6) in `LiteFeatures`, used like `frechet_distance`; ``compute()`` gives mean and spread over so many
-    random ``subsets`` of ``subset`` pictures."""
+def kernel_distance(
+    subset: int = 1000, subsets: int = 100, features: nn.Module | None = None
+) -> KernelInceptionDistance:
+    """Equation (6) in `LiteFeatures`, or in others, used like `frechet_distance`; ``compute()`` gives mean and spread
+    over so many random ``subsets`` of ``subset`` pictures."""
     from torchmetrics.image.kid import KernelInceptionDistance
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it keeps all features: 5 KB a picture
-        return KernelInceptionDistance(feature=LiteFeatures(), subset_size=subset, subsets=subsets)
+        return KernelInceptionDistance(feature=features or LiteFeatures(), subset_size=subset, subsets=subsets)
 
 
 def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = 3) -> tuple[float, float]:

@@ -1,14 +1,16 @@
-"""Commands that judge pictures."""
+"""Commands that judge pictures, and models."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from asyncpatch.cli.common import with_options
-from asyncpatch.cli.pictures import MACHINE, open_pipeline, said_plainly
+from asyncpatch.cli.pictures import MACHINE, open_pipeline, said_plainly, shard_from
+from asyncpatch.settings import INPUT_GUIDANCE, Settings
 
 app = typer.Typer()
 
@@ -96,3 +98,106 @@ def elbo(
             typer.secho(f"error: {said}", fg="red", err=True)
         if failed:
             raise typer.Exit(1)
+
+
+@app.command("evaluate")
+@with_options(MACHINE)
+def evaluate(
+    data: Annotated[list[str], typer.Option(help="pictures, as for training; of a set that is split, those held out")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for tables, sheets and finished cells")],
+    holes: Annotated[str, typer.Option(help="kinds of holes, of square, extrema, thin, medium and wide; '' for none")
+                     ] = "square,extrema,thin,wide",
+    methods: Annotated[str, typer.Option(help="how they are filled: asyncpatch, replacement, repaint, mcg, ddrm, ddnm, "
+                                         "deqir")] = "asyncpatch",
+    count: Annotated[int, typer.Option(help="pictures of each set")] = 100,
+    samples: Annotated[int, typer.Option(help="new pictures, to compare with the training set")] = 0,
+    steps: Annotated[str, typer.Option(help="of asyncpatch; several: a row for each")] = str(Settings.steps),
+    eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
+    input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
+    class_guidance: Annotated[str, typer.Option(help="likewise; above 0 the model is told the label")] = "0.0",
+    lpips: Annotated[Path | None, typer.Option(help="weights of LPIPS-Alex, a safetensors file [default: "
+                                               "$ASYNCPATCH_LPIPS, or without LPIPS]", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
+    cache: Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]",
+                                               show_default=False)] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the cells")] = None,
+    **given: Any,
+) -> None:  # fmt: skip
+    """A table of a model's figures: filled holes by kind and method, and new pictures.
+
+        asyncpatch evaluate --data set/ -o out/ --count 1000 --samples 10000
+
+        asyncpatch evaluate --data set/ -o out/ --holes square --methods asyncpatch,repaint,ddnm
+
+        asyncpatch evaluate --data set/ -o out/ --input-guidance 0,0.5,1,2 --class-guidance 0,1,2
+
+    Given again, it goes on where it was stopped. The sheets show pictures of the data: mind their terms.
+    """
+    with said_plainly():
+        import itertools
+
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from asyncpatch.data.sources import Joined, open_sources
+        from asyncpatch.data.store import Store, open_store
+        from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation
+        from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE
+
+        part, parts = shard_from(shard) if shard else (0, 1)
+
+        def numbers(name: str, text: str) -> list[float]:
+            try:
+                return [float(each) for each in text.split(",")]
+            except ValueError:
+                raise ValueError(f"--{name} must be numbers with commas between them, got {text!r}") from None
+
+        def ways(guidances: list[tuple[float, float]]) -> list[Settings]:
+            every = itertools.product(numbers("steps", steps), numbers("eta", eta), guidances)
+            return [
+                Settings(steps=int(a), eta=b, input_guidance=i, class_guidance=c, batch=batch) for a, b, (i, c) in every
+            ]
+
+        classes, inputs = numbers("class-guidance", class_guidance), numbers("input-guidance", input_guidance)
+        filling = ways(list(itertools.product(inputs, classes)))
+        names = [Path(each).name for each in data]
+        cells = [
+            Cell(name, kind, method, settings, count)
+            for name in dict.fromkeys(names)
+            for kind in holes.split(",") if kind
+            for method in methods.split(",")
+            for settings in (filling if method == OURS else [Settings(batch=batch)])
+        ]  # fmt: skip
+        if samples:
+            cells += [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in ways([(0.0, c) for c in classes])]
+        if not cells:
+            raise ValueError("nothing to evaluate: name --holes, or a number of --samples")
+        pipeline = open_pipeline(**given)
+
+        def store(of: list[str], split: str) -> Store | None:
+            source = open_sources(of, split)
+            if source is not None and not isinstance(source, Joined):
+                raise ValueError(f"{', '.join(of)}: shards cannot be evaluated on; unpack them")
+            return None if source is None else open_store(source, pipeline.model.resolution, cache=cache)
+
+        sets = {}
+        for name, each in zip(names, data, strict=True):
+            found = store([each], "validation") or store([each], "train")
+            if found is None:
+                raise ValueError(f"there are no pictures in {each}")
+            sets[name] = found
+        scored = LPIPS.load(lpips).to(pipeline.unet.device) if lpips or os.environ.get(LPIPS_VARIABLE) else None
+        work = Evaluation(pipeline, output, sets, store(data, "train") if samples else None, scored)
+        output.mkdir(parents=True, exist_ok=True)
+        mine, console = cells[part::parts], Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("evaluating", total=len(mine))
+            for cell in mine:
+                progress.update(bar, description=f"{cell.set}, {cell.what}, {cell.method}")
+                work.result(cell)
+                progress.advance(bar)
+        done = [work.result(cell) for cell in cells if work.file(cell).exists()]
+        typer.echo(work.write(done))
+        if len(done) < len(cells):
+            typer.echo(f"{len(done)} of {len(cells)} cells are there so far", err=True)

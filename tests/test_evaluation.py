@@ -1,0 +1,151 @@
+"""Evaluation: figures that can be checked by hand, the same pictures for every method, and cells that are kept."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from asyncpatch.cli import app
+from asyncpatch.data.masks import holes
+from asyncpatch.data.store import Store
+from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, markdown
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_model):
+    return AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+
+
+def store(count=12, seed=0):
+    levels = np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), np.uint8)
+    return Store(levels, np.arange(count) % 3, ("tabby", "cat", "Golden retriever"))
+
+
+def evaluation(pipe, tmp_path, **more):
+    return Evaluation(pipe, tmp_path, {"noise": store()}, **more)
+
+
+QUICK = Settings(steps=2, input_guidance=1.0, batch=8)
+
+
+def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
+    """The figures of pictures that were filled one by one through the pipeline, computed by hand."""
+    found = evaluation(pipe, tmp_path).result(Cell("noise", "square", OURS, QUICK, 6))
+    chosen, levels = range(0, 12, 2), store().pictures
+    hole = holes("square", list(chosen), 16, 16)
+    psnr = []
+    for k, gap in zip(chosen, hole, strict=True):
+        made = pipe.inpaint(levels[k], gap, seed=k, steps=2, input_guidance=1.0).pictures[0].levels
+        inside = gap[0].numpy() > 0
+        error = ((made.astype(float) - levels[k])[inside] / 127.5) ** 2
+        psnr.append(10 * math.log10(4 / error.mean()))
+        assert np.array_equal(made[~inside], levels[k][~inside])
+    assert found["psnr"][0] == pytest.approx(np.mean(psnr), abs=0.05)
+    assert found["psnr"][1] == pytest.approx(np.std(psnr, ddof=1) / 6**0.5, rel=0.05)
+    assert (found["pictures"], found["calls"]) == (6, 4)  # two steps, each with a weaker question beside it
+    assert "lpips" not in found
+
+
+def test_a_cell_is_computed_once(pipe, tmp_path, monkeypatch):
+    work, cell = evaluation(pipe, tmp_path), Cell("noise", "thin", OURS, QUICK, 3)
+    first = work.result(cell)
+    assert [file.name for file in (tmp_path / "cells").iterdir()] == [f"{cell.name}.json"]
+    monkeypatch.setattr(AsyncPatchPipeline, "run", None)
+    assert evaluation(pipe, tmp_path).result(cell) == first
+    with pytest.raises(TypeError):  # and another setting is another cell
+        work.result(Cell("noise", "thin", OURS, Settings(steps=3, batch=8), 3))
+
+
+@pytest.mark.parametrize(("method", "calls"), [("replacement", 250), ("ddrm", 20), ("ddnm", 100)])
+def test_rivals_see_the_same_pictures_and_holes(method, calls, pipe, tmp_path):
+    work = evaluation(pipe, tmp_path)
+    ours, theirs = (work.result(Cell("noise", "square", name, QUICK, 2)) for name in (OURS, method))
+    assert theirs["calls"] == calls
+    assert theirs["seam of the original"] == ours["seam of the original"]
+    assert theirs["psnr"][0] != ours["psnr"][0]
+
+
+def test_every_rival_is_there():
+    assert set(RIVALS) == {"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"}
+    with pytest.raises(ValueError, match="method must be one of asyncpatch, replacement"):
+        Cell("noise", "square", "magic")
+
+
+def test_distances_of_known_laws(generator):
+    """Two Gaussians that differ by a shift: |m - m'|^2 apart."""
+    a, b = (torch.randn(4000, 8, generator=generator) for _ in range(2))
+    near, far = compared(a, b), compared(a, b + 0.5)
+    assert near["frechet"] < 0.05
+    assert far["frechet"] == pytest.approx(8 * 0.25, rel=0.1)
+    assert abs(near["kernel"][0]) < 5e-3 < far["kernel"][0]
+    assert min(near["precision"], near["recall"]) > 0.8
+    assert far["precision"] < near["precision"]
+    assert compared(a, b) == near
+
+
+def test_samples_are_compared_with_the_training_set(pipe, tmp_path):
+    work = evaluation(pipe, tmp_path, training=store(40, 1), references=20)
+    found = work.result(Cell("noise", SAMPLES, OURS, Settings(steps=1, class_guidance=1.5, batch=8), 10))
+    assert (found["pictures"], found["references"], found["calls"]) == (10, 20, 2)
+    assert found["frechet"] > 0
+    assert len(list(tmp_path.glob("reference-*.safetensors"))) == 1
+    assert "EfficientNet-Lite0 (this is no FID)" in markdown([found])
+    with pytest.raises(ValueError, match="there are none"):
+        evaluation(pipe, tmp_path).result(Cell("noise", SAMPLES, OURS, QUICK, 5))
+
+
+# ---- The command
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for k, levels in enumerate(store(6).pictures):
+        place = tmp_path / "photos" / ("cat", "tabby")[k % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(levels).save(place / f"{k}.png")
+    return tmp_path / "photos"
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["evaluate", *map(str, args)])
+
+
+def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ASYNCPATCH_LPIPS", raising=False)
+    common = ("--data", folder, "-o", tmp_path / "out", "--model", tiny_model, "--holes", "square,wide", "--count", 2,
+              "--steps", 1, "--input-guidance", "0,1", "--device", "cpu", "--precision", "fp32")  # fmt: skip
+    half = run(*common, "--shard", "1/2")
+    assert half.exit_code == 0, half.output
+    assert "2 of 4 cells are there so far" in half.output
+    whole = run(*common)
+    assert whole.exit_code == 0, whole.output
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert [(each["what"], each["settings"]["input_guidance"]) for each in table] == [
+        ("square", 0.0), ("square", 1.0), ("wide", 0.0), ("wide", 1.0),
+    ]  # fmt: skip
+    assert (tmp_path / "out" / "table.md").read_text().strip() in whole.output
+    assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 5
+    assert len(list((tmp_path / "out" / "sheets").glob("*.png"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--holes", ""), "nothing to evaluate"),
+        (("--steps", "many"), "--steps must be numbers"),
+        (("--methods", "magic"), "method must be one of"),
+        (("--holes", "round"), "kind must be one of"),
+    ],
+)
+def test_mistakes_are_one_line(wrong, said, tiny_model, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    result = run("--data", folder, "-o", tmp_path / "out", "--model", tiny_model, *wrong)
+    assert result.exit_code == 2
+    assert said in result.output
