@@ -33,6 +33,9 @@ demo: $(READY)
 
 figures: $(READY)
 	$(BIN)/python examples/demo.py docs/images/demo.png
+	$(BIN)/python examples/gallery.py
+	$(BIN)/python examples/islands.py docs/images/islands.png
+	$(BIN)/python examples/holes.py docs/images/holes.png
 	$(BIN)/python examples/schedules.py docs/images/schedules.png
 	$(BIN)/python examples/likelihood.py docs/images/likelihood.png
 	$(BIN)/python benchmarks/coverage.py

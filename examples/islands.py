@@ -1,6 +1,6 @@
-"""A first look, without a trained model: islands drawn, completed and grown by the exact denoiser of a Gaussian field.
+"""One denoiser, many schedules: islands drawn, completed and grown by the exact denoiser of a Gaussian field.
 
-    python examples/demo.py [OUT.png]
+    python examples/islands.py [OUT.png]
 
 The field's height is coloured like a map. Every row is the same denoiser in the same sampling loop; only the schedule
 differs.
@@ -86,4 +86,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("out") / "demo.png")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("out") / "islands.png")

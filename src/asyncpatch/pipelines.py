@@ -56,7 +56,7 @@ class Plan:
     tasks: Sequence[Task]
     settings: Settings = field(default_factory=Settings)
     rings: bool = False
-    """Grow from what is known, ring by ring, instead of going from coarse to fine."""
+    """Grow from what is known, ring by ring."""
     wrap: bool = False
     """Opposite edges are joined."""
     notes: tuple[str, ...] = ()
