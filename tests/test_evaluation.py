@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
-from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, markdown
+from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
 
@@ -98,6 +98,34 @@ def test_samples_are_compared_with_the_training_set(pipe, tmp_path):
     assert "EfficientNet-Lite0 (this is no FID)" in markdown([found])
     with pytest.raises(ValueError, match="there are none"):
         evaluation(pipe, tmp_path).result(Cell("noise", SAMPLES, OURS, QUICK, 5))
+
+
+def test_filled_pictures_are_compared_with_the_training_set_too(pipe, tmp_path):
+    """The same hole filled with nothing but the original, nearly: near to its set, and farther from another."""
+    own, other = (evaluation(pipe, tmp_path / str(seed), training=store(12, seed), references=12) for seed in (0, 7))
+    faint = Cell("noise", "thin", OURS, Settings(steps=1, batch=8), 12)
+    near, far = (work.result(faint)["frechet"] for work in (own, other))
+    assert 0 < near < far
+
+
+def test_guidance_is_plotted_where_it_was_swept(tmp_path):
+    def row(i, c):
+        settings = {"input_guidance": i, "class_guidance": c}
+        return {
+            "set": "a",
+            "what": "wide",
+            "method": OURS,
+            "settings": settings,
+            "lpips": [0.1 + i, 0.01],
+            "frechet": 5 - c,
+        }
+
+    file = tmp_path / "guidance.png"
+    assert not guidance_plot([row(0, 0), row(1, 0)], file)
+    assert not file.exists()
+    assert guidance_plot([row(i, c) for i in (0, 1) for c in (0, 2)], file)
+    with Image.open(file) as image:
+        assert image.width > 300
 
 
 # ---- The command

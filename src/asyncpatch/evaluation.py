@@ -100,7 +100,7 @@ class Evaluation:
     sets: dict[str, Store]
     """Held-out pictures at the model's resolution, by name."""
     training: Store | None = None
-    """Pictures that samples should resemble, with labels."""
+    """Pictures that samples, and filled pictures, should resemble; with labels."""
     lpips: LPIPS | None = None
     references: int = 20_000
 
@@ -150,13 +150,14 @@ class Evaluation:
         seconds = time.perf_counter() - began
         row: Result = {"pictures": len(x)}
         if self.lpips is not None:
-            pairs = zip(x.split(_FEATURE_BATCH), made.split(_FEATURE_BATCH), strict=True)  # type: ignore[no-untyped-call]
+            pairs = zip(*(torch.split(each, _FEATURE_BATCH) for each in (x, made)), strict=True)
             row["lpips"] = _mean(torch.cat([self.lpips(a.to(device), b.to(device)).cpu() for a, b in pairs]))
         row |= {
             "psnr": _mean(psnr_in_hole(made, x, hole)),
             "ssim": _mean(ssim_in_hole(made, x, hole)),
             "seam": float(seam_ratio(made, hole).nanmedian()),
             "seam of the original": float(seam_ratio(x, hole).nanmedian()),
+            **self._resemblance(made),
             "calls": asked / len(x),
             "seconds": seconds / len(x),
         }
@@ -184,6 +185,17 @@ class Evaluation:
             made.append(torch.where(hs > 0, filled, xs).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
+    def _resemblance(self, made: Tensor) -> Result:
+        """The Fréchet distance of filled pictures to the training set, which tells what LPIPS does not: whether they
+        look like such pictures, whatever the original was."""
+        if self.training is None:
+            return {}
+        real = self._reference(self.training)
+        metric = frechet_distance(AsTheyAre(real.shape[1]))
+        metric.update(real, real=True)
+        metric.update(self._features(((made + 1.0) * 127.5).round().byte()), real=False)
+        return {"frechet": float(metric.compute()), "references": len(real)}
+
     # ---- Samples
 
     @torch.no_grad()
@@ -191,22 +203,19 @@ class Evaluation:
         if self.training is None:
             raise ValueError("samples are compared with training pictures, and there are none")
         real, side = self._reference(self.training), self.pipeline.model.resolution
-        features = LiteFeatures().to(self.pipeline.unet.device)
         labels = self.training.labels[:: max(1, len(self.training) // cell.count)][: cell.count]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
         tasks = [Task(blank(side, side), torch.ones(1, side, side), (k,), label) for k, label in enumerate(told)]
-        plan, shown, found = Plan(tasks, cell.settings), [], []
+        plan = Plan(tasks, cell.settings)
         began = time.perf_counter()
         made = self.pipeline.run(plan)
         seconds = time.perf_counter() - began
-        for first in range(0, len(made), _FEATURE_BATCH):
-            some = [torch.from_numpy(each.pictures[0].levels.copy()) for each in made[first : first + _FEATURE_BATCH]]
-            found.append(features(torch.stack(some).permute(0, 3, 1, 2).to(self.pipeline.unet.device)).cpu())
+        levels = torch.stack([torch.from_numpy(each.pictures[0].levels.copy()) for each in made]).permute(0, 3, 1, 2)
         shown = [each.pictures[0].image() for each in made[: 8 * _SHOWN]]
         self._show(cell, [shown[k : k + _SHOWN] for k in range(0, len(shown) - _SHOWN + 1, _SHOWN)] or [shown])
         return {
             "pictures": len(made), "references": len(real), "features": "EfficientNet-Lite0",
-            **compared(real, torch.cat(found)),
+            **compared(real, self._features(levels)),
             "calls": self.pipeline.work(plan) / len(made), "seconds": seconds / len(made),
         }  # fmt: skip
 
@@ -216,14 +225,17 @@ class Evaluation:
         mark = hashlib.sha256(store.pictures[chosen[:: max(1, len(chosen) // 64)]].tobytes()).hexdigest()[:12]
         file = self.folder / f"reference-{mark}-{len(chosen)}.safetensors"
         if not file.exists():
-            device, features = self.pipeline.unet.device, LiteFeatures().to(self.pipeline.unet.device)
-            parts = []
-            for first in range(0, len(chosen), _FEATURE_BATCH):
-                levels = torch.from_numpy(store.pictures[list(chosen[first : first + _FEATURE_BATCH])].copy())
-                parts.append(features(levels.permute(0, 3, 1, 2).to(device)).cpu())
+            levels = torch.from_numpy(store.pictures[list(chosen)].copy()).permute(0, 3, 1, 2)
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"features": torch.cat(parts).half()}, file)
+            save_file({"features": self._features(levels).half()}, file)
         return load_file(file)["features"].float()
+
+    def _features(self, levels: Tensor) -> Tensor:
+        """Of pictures [N, 3, H, W], uint8; by parts."""
+        device = self.pipeline.unet.device
+        features = LiteFeatures().to(device)
+        parts = torch.split(levels, _FEATURE_BATCH)
+        return torch.cat([features(part.to(device)).cpu() for part in parts])
 
     def _show(self, cell: Cell, rows: list[list[Any]]) -> None:
         folder = self.folder / "sheets"
@@ -278,31 +290,68 @@ def markdown(results: Iterable[Result]) -> str:
     lines = []
     filled = [each for each in results if each["what"] != SAMPLES]
     if filled:
-        scored = any("lpips" in each for each in filled)
-        lines += [f"| set | hole | method | pictures |{' LPIPS |' if scored else ''} PSNR | SSIM | seam (original) "
-                  "| calls | seconds |",
-                  f"|---|---|---|---|{'---|' if scored else ''}---|---|---|---|---|"]  # fmt: skip
-    for each in filled:
-        lpips = f" {_said(each['lpips'], 4)} |" if "lpips" in each else " |" if scored else ""
-        lines.append(
-            f"| {each['set']} | {each['what']} | {_how(each)} | {each['pictures']:,} |{lpips} {_said(each['psnr'], 2)} "
-            f"| {_said(each['ssim'], 3)} | {each['seam']:.2f} ({each['seam of the original']:.2f}) "
-            f"| {each['calls']:,.0f} | {each['seconds']:.2f} |"
-        )
+        extra = [
+            title for key, title in (("lpips", "LPIPS"), ("frechet", "Fréchet")) if any(key in each for each in filled)
+        ]
+        titles = ["set", "hole", "method", "pictures", *extra, "PSNR", "SSIM", "seam (original)", "calls", "seconds"]
+        lines += [_row(titles), _row(["---"] * len(titles))]
+        for each in filled:
+            shown = {
+                "LPIPS": _said(each["lpips"], 4) if "lpips" in each else "",
+                "Fréchet": f"{each['frechet']:.2f}" if "frechet" in each else "",
+            }
+            seam = f"{each['seam']:.2f} ({each['seam of the original']:.2f})"
+            lines.append(_row([
+                each["set"], each["what"], _how(each), f"{each['pictures']:,}", *(shown[title] for title in extra),
+                _said(each["psnr"], 2), _said(each["ssim"], 3), seam, f"{each['calls']:,.0f}", f"{each['seconds']:.2f}",
+            ]))  # fmt: skip
     made = [each for each in results if each["what"] == SAMPLES]
     if made:
         lines += ["", f"In the features of {made[0]['features']} (this is no FID), against {made[0]['references']:,} "
-                  "training pictures:", "",
-                  "| method | samples | Fréchet distance | kernel distance x 1000 | precision | recall | calls "
-                  "| seconds |",
-                  "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for each in made:
-        kernel = [1000 * value for value in each["kernel"]]
-        lines.append(
-            f"| {_how(each)} | {each['pictures']:,} | {each['frechet']:.2f} | {_said(kernel, 2)} "
-            f"| {each['precision']:.3f} | {each['recall']:.3f} | {each['calls']:,.0f} | {each['seconds']:.2f} |"
-        )
+                  "training pictures:", ""]  # fmt: skip
+        titles = ["method", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "calls", "seconds"]
+        lines += [_row(titles), _row(["---"] * len(titles))]
+        for each in made:
+            kernel = _said([1000 * value for value in each["kernel"]], 2)
+            lines.append(_row([
+                _how(each), f"{each['pictures']:,}", f"{each['frechet']:.2f}", kernel, f"{each['precision']:.3f}",
+                f"{each['recall']:.3f}", f"{each['calls']:,.0f}", f"{each['seconds']:.2f}",
+            ]))  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def guidance_plot(results: Iterable[Result], file: Path) -> bool:
+    """Input guidance against class guidance, as a picture: LPIPS and Fréchet distance of filled holes, a line for each
+    class guidance, along which input guidance grows. False, and no file, where there is nothing to compare."""
+    swept: dict[tuple[str, str], dict[float, list[tuple[float, float, float]]]] = {}
+    for each in results:
+        if each["method"] == OURS and each["what"] != SAMPLES and "lpips" in each and "frechet" in each:
+            lines = swept.setdefault((each["set"], each["what"]), {})
+            how = each["settings"]
+            point = (how["input_guidance"], each["lpips"][0], each["frechet"])
+            lines.setdefault(how["class_guidance"], []).append(point)
+    swept = {key: lines for key, lines in swept.items() if sum(map(len, lines.values())) > 2}
+    if not swept:
+        return False
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5 * len(swept), 4), layout="constrained")
+    for axes, ((name, kind), lines) in zip(
+        figure.subplots(1, len(swept), squeeze=False)[0], swept.items(), strict=True
+    ):
+        for weight, points in sorted(lines.items()):
+            inputs, lpips, frechet = zip(*sorted(points), strict=True)
+            axes.plot(lpips, frechet, "o-", label=f"class guidance {weight:g}")
+            for value, across, up in zip(inputs, lpips, frechet, strict=True):
+                axes.annotate(f"{value:g}", (across, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel="Fréchet distance (EfficientNet-Lite0)")
+        axes.legend(title="numbers: input guidance")
+    figure.savefig(file)
+    return True
+
+
+def _row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
 
 
 def _how(result: Result) -> str:

@@ -111,6 +111,7 @@ def evaluate(
                                          "deqir")] = "asyncpatch",
     count: Annotated[int, typer.Option(help="pictures of each set")] = 100,
     samples: Annotated[int, typer.Option(help="new pictures, to compare with the training set")] = 0,
+    frechet: Annotated[bool, typer.Option("--frechet", help="compare filled pictures with the training set")] = False,
     steps: Annotated[str, typer.Option(help="of asyncpatch; several: a row for each")] = str(Settings.steps),
     eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
     input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
@@ -141,7 +142,7 @@ def evaluate(
 
         from asyncpatch.data.sources import Joined, open_sources
         from asyncpatch.data.store import Store, open_store
-        from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation
+        from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE
 
         part, parts = shard_from(shard) if shard else (0, 1)
@@ -187,7 +188,7 @@ def evaluate(
                 raise ValueError(f"there are no pictures in {each}")
             sets[name] = found
         scored = LPIPS.load(lpips).to(pipeline.unet.device) if lpips or os.environ.get(LPIPS_VARIABLE) else None
-        work = Evaluation(pipeline, output, sets, store(data, "train") if samples else None, scored)
+        work = Evaluation(pipeline, output, sets, store(data, "train") if samples or frechet else None, scored)
         output.mkdir(parents=True, exist_ok=True)
         mine, console = cells[part::parts], Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -199,5 +200,6 @@ def evaluate(
                 progress.advance(bar)
         done = [work.result(cell) for cell in cells if work.file(cell).exists()]
         typer.echo(work.write(done))
+        guidance_plot(done, output / "guidance.png")
         if len(done) < len(cells):
             typer.echo(f"{len(done)} of {len(cells)} cells are there so far", err=True)
