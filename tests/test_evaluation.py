@@ -55,11 +55,24 @@ def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
 def test_a_cell_is_computed_once(pipe, tmp_path, monkeypatch):
     work, cell = evaluation(pipe, tmp_path), Cell("noise", "thin", OURS, QUICK, 3)
     first = work.result(cell)
-    assert [file.name for file in (tmp_path / "cells").iterdir()] == [f"{cell.name}.json"]
+    assert [file.name for file in (tmp_path / "cells").iterdir()] == [f"{work.name(cell)}.json"]
     monkeypatch.setattr(AsyncPatchPipeline, "run", None)
     assert evaluation(pipe, tmp_path).result(cell) == first
     with pytest.raises(TypeError):  # and another setting is another cell
         work.result(Cell("noise", "thin", OURS, Settings(steps=3, batch=8), 3))
+
+
+def test_another_model_or_other_pictures_are_another_cell(pipe, tiny_model, tmp_path):
+    cell = Cell("noise", "thin", OURS, QUICK, 3)
+    changed = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+    with torch.no_grad():
+        changed.unet.conv_out.weight.mul_(1.5)
+    works = [
+        evaluation(pipe, tmp_path), evaluation(changed, tmp_path), evaluation(pipe, tmp_path, training=store(9)),
+        Evaluation(pipe, tmp_path, {"noise": store(seed=3)}), Evaluation(pipe, tmp_path, {"noise": store(11)}),
+    ]  # fmt: skip
+    assert len({work.name(cell) for work in works}) == len(works)
+    assert evaluation(pipe, tmp_path / "elsewhere").name(cell) == works[0].name(cell)
 
 
 @pytest.mark.parametrize(("method", "calls"), [("replacement", 250), ("ddrm", 20), ("ddnm", 100)])

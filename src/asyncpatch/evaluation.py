@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,6 @@ class Cell:
         if self.method not in (OURS, *RIVALS):
             raise ValueError(f"method must be one of {', '.join((OURS, *RIVALS))}; got {self.method!r}")
 
-    @property
-    def name(self) -> str:
-        """Of its files: what one would look for, and a mark of all the rest."""
-        mark = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
-        return re.sub(r"[^\w.-]+", "_", f"{self.set}-{self.what}-{self.method}-{mark}")
-
 
 @dataclass
 class Evaluation:
@@ -104,8 +99,25 @@ class Evaluation:
     lpips: LPIPS | None = None
     references: int = 20_000
 
+    def name(self, cell: Cell) -> str:
+        """Of a cell's files: what one would look for, and a mark of all else that its figures depend on."""
+        store = self.training if cell.what == SAMPLES else self.sets[cell.set]
+        parts = [json.dumps(asdict(cell), sort_keys=True), self._model, "" if store is None else _mark(store)]
+        parts += [
+            str(self.lpips is not None),
+            "" if self.training is None else f"{_mark(self.training)}/{self.references}",
+        ]
+        mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+        return re.sub(r"[^\w.-]+", "_", f"{cell.set}-{cell.what}-{cell.method}-{mark}")
+
+    @cached_property
+    def _model(self) -> str:
+        """A mark of the model's weights and of how it computes."""
+        some = torch.cat([each.detach().flatten()[:16].float().cpu() for each in self.pipeline.unet.parameters()])
+        return hashlib.sha256(some.numpy().tobytes()).hexdigest() + self.pipeline.where()
+
     def file(self, cell: Cell) -> Path:
-        return self.folder / "cells" / f"{cell.name}.json"
+        return self.folder / "cells" / f"{self.name(cell)}.json"
 
     def result(self, cell: Cell) -> Result:
         """From its file, or computed now."""
@@ -222,8 +234,7 @@ class Evaluation:
     def _reference(self, store: Store) -> Tensor:
         """Features of training pictures, computed once."""
         chosen = range(0, len(store), max(1, len(store) // self.references))[: self.references]
-        mark = hashlib.sha256(store.pictures[chosen[:: max(1, len(chosen) // 64)]].tobytes()).hexdigest()[:12]
-        file = self.folder / f"reference-{mark}-{len(chosen)}.safetensors"
+        file = self.folder / f"reference-{_mark(store)[:12]}-{len(chosen)}.safetensors"
         if not file.exists():
             levels = torch.from_numpy(store.pictures[list(chosen)].copy()).permute(0, 3, 1, 2)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +251,14 @@ class Evaluation:
     def _show(self, cell: Cell, rows: list[list[Any]]) -> None:
         folder = self.folder / "sheets"
         folder.mkdir(parents=True, exist_ok=True)
-        sheet(rows).save(folder / f"{cell.name}.png")
+        sheet(rows).save(folder / f"{self.name(cell)}.png")
+
+
+def _mark(store: Store) -> str:
+    """Of a set's pictures and labels, by 64 of them."""
+    some = list(range(0, len(store), max(1, len(store) // 64)))
+    about = f"{len(store)}/{store.names}/{store.labels[some].tolist()}".encode()
+    return hashlib.sha256(store.pictures[some].tobytes() + about).hexdigest()
 
 
 class Counted:
