@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from asyncpatch.completion import Box, Completion, Stage, boxes, halvings, reduced, reduced_hole
+from asyncpatch.completion import Box, Completion, Stage, _rings, boxes, halvings, reduced, reduced_hole
 from asyncpatch.oracle import gaussian_field
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
@@ -204,6 +204,30 @@ def test_rings_are_equally_wide(side, widths):
     stages = [stage for stage in completion(Grey(), window=32, rings=True).stages(hole) if stage.factor == 1]
     row = [int((stage.start[0, 0, side // 2, :known] > 0).sum()) for stage in stages]
     assert row == [min(width, known - sum(widths[:k])) for k, width in enumerate(widths)]
+
+
+@pytest.mark.parametrize("margin", [161, 201, 322, 73, 34])
+def test_no_ring_is_thin(margin):
+    hole = torch.ones(1, 1, 1, 8 + margin)
+    hole[..., :8] = 0
+    rings = [int(ring.sum()) for ring, _ in _rings(hole, 32, False)]
+    assert sum(rings) == margin
+    assert min(rings) >= max(rings) - 16  # two cells: one of rounding, one that the last may lack
+
+
+def test_noise_that_waits_does_not_leak_into_a_ring():
+    """What a ring is refined from, with a denoiser that knows the answer, is that answer up to its very edge."""
+    hole = 1 - square(96, 96, 40, 40, 16)
+    made = completion(Grey(), window=32, steps=2, rings=True, refine=0.0)(torch.full((1, 3, 96, 96), 0.25), hole, [0])
+    assert torch.allclose(made, torch.tensor(0.25), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_strips_of_a_pixel_can_be_grown(wrap):
+    hole = torch.ones(1, 1, 1, 40)
+    hole[..., :8] = 0
+    made = completion(Grey(), window=16, steps=1, rings=True, wrap=wrap)(torch.zeros(1, 3, 1, 40), hole, [0])
+    assert torch.equal(made[..., :8], torch.zeros(1, 3, 1, 8))
 
 
 def correlation(x, dim, shift=1):

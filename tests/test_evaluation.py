@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
-from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown
+from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown, spaced
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
 
@@ -84,6 +84,16 @@ def test_rivals_see_the_same_pictures_and_holes(method, calls, pipe, tmp_path):
     assert theirs["psnr"][0] != ours["psnr"][0]
 
 
+@pytest.mark.parametrize(("length", "count"), [(57_040, 20_000), (57_040, 10_000), (10, 3), (5, 9), (64, 64)])
+def test_pictures_are_taken_from_all_over_a_set(length, count):
+    """Sets are sorted: a beginning of one would be some classes alone."""
+    found = spaced(length, count)
+    assert len(found) == len(set(found)) == min(length, count)
+    assert found[0] == 0
+    assert length - found[-1] <= length / len(found) + 1
+    assert np.ptp(np.diff(found)) <= 1
+
+
 def test_every_rival_is_there():
     assert set(RIVALS) == {"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"}
     with pytest.raises(ValueError, match="method must be one of asyncpatch, replacement"):
@@ -110,7 +120,7 @@ def test_samples_are_compared_with_the_training_set(pipe, tmp_path):
     assert len(list(tmp_path.glob("reference-*.safetensors"))) == 1
     assert "EfficientNet-Lite0 (this is no FID)" in markdown([found])
     with pytest.raises(ValueError, match="there are none"):
-        evaluation(pipe, tmp_path).result(Cell("noise", SAMPLES, OURS, QUICK, 5))
+        evaluation(pipe, tmp_path).result(Cell("noise", SAMPLES, OURS, QUICK, 10))
 
 
 def test_filled_pictures_are_compared_with_the_training_set_too(pipe, tmp_path):
@@ -182,7 +192,9 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
         (("--holes", ""), "nothing to evaluate"),
         (("--steps", "many"), "--steps must be numbers"),
         (("--methods", "magic"), "method must be one of"),
-        (("--holes", "round"), "kind must be one of"),
+        (("--holes", "square,round"), "holes must be of extrema"),
+        (("--count", "1"), "count must be an integer of at least 2"),
+        (("--samples", "3"), "count of samples must be an integer of at least 10"),
     ],
 )
 def test_mistakes_are_one_line(wrong, said, tiny_model, folder, tmp_path, monkeypatch):
@@ -190,3 +202,16 @@ def test_mistakes_are_one_line(wrong, said, tiny_model, folder, tmp_path, monkey
     result = run("--data", folder, "-o", tmp_path / "out", "--model", tiny_model, *wrong)
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_sets_of_one_name_are_refused(tiny_model, folder, tmp_path):
+    result = run("--data", folder, "--data", folder, "-o", tmp_path / "out", "--model", tiny_model)
+    assert result.exit_code == 2
+    assert "two sets have the same name" in result.output
+
+
+def test_class_guidance_needs_labels(pipe, tmp_path):
+    bare = Store(store().pictures, np.full(12, -1), ())
+    cell = Cell("noise", "thin", OURS, Settings(steps=1, class_guidance=1.0, batch=8), 3)
+    with pytest.raises(ValueError, match="not all pictures of noise have one"):
+        Evaluation(pipe, tmp_path, {"noise": bare}).result(cell)

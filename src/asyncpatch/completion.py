@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -121,6 +122,7 @@ class Completion:
                 if filled is not None:
                     now = torch.where(stage.before, self._enlarged(filled, now), now)
                 filled = self._denoised(now, stage, random, cond, order if first else None) if stage.steps else now
+                filled = _without_noise(filled, stage.wait)
             x = x if filled is None else torch.where(start > 0, filled, x)
         return x
 
@@ -155,8 +157,11 @@ class Completion:
 
     def _enlarged(self, filled: Tensor, like: Tensor) -> Tensor:
         """Twice as large, or a pixel less where a side is odd."""
-        rim = 2  # as far as a cubic sees
-        sides = functional.pad(filled, (rim,) * 4, mode="circular" if self.wrap else "replicate")
+        rim, sides = 2, filled  # as far as a cubic sees
+        for dim in (2, 3):
+            length = filled.shape[dim]
+            k = torch.arange(-rim, length + rim, device=filled.device)
+            sides = sides.index_select(dim, k % length if self.wrap else k.clamp(0, length - 1))
         finer = functional.interpolate(sides, scale_factor=2, mode="bicubic", align_corners=False)
         return finer[..., 2 * rim :, 2 * rim :][..., : like.shape[2], : like.shape[3]].clamp(-1.0, 1.0)
 
@@ -192,6 +197,16 @@ class Completion:
                 callback(Moment(stage, visit, windows))
 
         return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
+
+
+def _without_noise(x: Tensor, wait: Tensor) -> Tensor:
+    """Noise that waits beside what was filled is replaced by the mean of what is near it: it must not be smeared into
+    that when it is enlarged."""
+    if not bool((wait > 0).any()):
+        return x
+    clean = (wait <= 0).to(x.dtype)
+    total, share = (functional.avg_pool2d(each, 5, stride=1, padding=2) for each in (x * clean, clean))
+    return torch.where(clean > 0, x, total / share.clamp(min=1e-6))
 
 
 def reduced_hole(hole: Tensor, factor: int) -> Tensor:
@@ -258,8 +273,9 @@ def _rings(hole: Tensor, width: int, wrap: bool) -> Iterator[tuple[Tensor, Tenso
             return
         cells, reached = cells + 1, wider
     count = max(round(cells * cell / width), 1)
-    while bool(later.any()):
-        known = _near(known, max(-(-cells // count), 1) * cell, wrap)
+    edges = [round(k * cells / count) for k in range(count + 1)]
+    for before, after in pairwise(edges):
+        known = _near(known, (after - before) * cell, wrap)
         ring = later & known
         later = later & ~ring
         yield ring, later

@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from asyncpatch import baselines
-from asyncpatch.data.masks import holes
+from asyncpatch import baselines, checks
+from asyncpatch.data.masks import KINDS, holes
 from asyncpatch.data.store import Store
 from asyncpatch.drawing import picture, sheet
 from asyncpatch.images import Picture, blank
@@ -80,6 +80,11 @@ class Cell:
     def __post_init__(self) -> None:
         if self.method not in (OURS, *RIVALS):
             raise ValueError(f"method must be one of {', '.join((OURS, *RIVALS))}; got {self.method!r}")
+        if self.what not in (*KINDS, SAMPLES):
+            raise ValueError(f"holes must be of {', '.join(KINDS)}; got {self.what!r}")
+        checks.at_least(
+            "count of samples" if self.what == SAMPLES else "count", self.count, 10 if self.what == SAMPLES else 2
+        )
 
 
 @dataclass
@@ -102,7 +107,9 @@ class Evaluation:
     def name(self, cell: Cell) -> str:
         """Of a cell's files: what one would look for, and a mark of all else that its figures depend on."""
         store = self.training if cell.what == SAMPLES else self.sets[cell.set]
-        parts = [json.dumps(asdict(cell), sort_keys=True), self._model, "" if store is None else _mark(store)]
+        told = asdict(cell)
+        del told["settings"]["batch"]  # it changes no figure
+        parts = [json.dumps(told, sort_keys=True), self._model, "" if store is None else _mark(store)]
         parts += [
             str(self.lpips is not None),
             "" if self.training is None else f"{_mark(self.training)}/{self.references}",
@@ -128,7 +135,7 @@ class Evaluation:
                 "ran on": self.pipeline.where()}  # fmt: skip
         made |= self._samples(cell) if cell.what == SAMPLES else self._filled(cell)
         self.file(cell).parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file(cell).with_suffix(".part")
+        temporary = self.file(cell).with_suffix(f".part{os.getpid()}")
         temporary.write_text(json.dumps(made, indent=1) + "\n")
         os.replace(temporary, self.file(cell))
         return made
@@ -150,15 +157,17 @@ class Evaluation:
     @torch.no_grad()
     def _filled(self, cell: Cell) -> Result:
         store, side, device = self.sets[cell.set], self.pipeline.model.resolution, self.pipeline.unet.device
-        chosen = range(0, len(store), max(1, len(store) // cell.count))[: cell.count]
-        hole = holes(cell.what, list(chosen), side, side)
-        x = torch.from_numpy(store.pictures[list(chosen)].copy()).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+        chosen = spaced(len(store), cell.count)
+        hole = holes(cell.what, chosen, side, side)
+        x = torch.from_numpy(store.pictures[chosen].copy()).permute(0, 3, 1, 2).float() / 127.5 - 1.0
         labels = [NULL_LABEL] * len(chosen)
         if cell.settings.class_guidance:
+            if bool((store.labels[chosen] < 0).any()):
+                raise ValueError(f"class guidance needs labels, and not all pictures of {cell.set} have one")
             labels = [self.pipeline.label(store.names[store.labels[k]]) for k in chosen]
         began = time.perf_counter()
         fill = self._ours if cell.method == OURS else self._rival
-        made, asked = fill(cell, x, hole, list(chosen), labels)
+        made, asked = fill(cell, x, hole, chosen, labels)
         seconds = time.perf_counter() - began
         row: Result = {"pictures": len(x)}
         if self.lpips is not None:
@@ -215,7 +224,7 @@ class Evaluation:
         if self.training is None:
             raise ValueError("samples are compared with training pictures, and there are none")
         real, side = self._reference(self.training), self.pipeline.model.resolution
-        labels = self.training.labels[:: max(1, len(self.training) // cell.count)][: cell.count]
+        labels = self.training.labels[[k * len(self.training) // cell.count for k in range(cell.count)]]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
         tasks = [Task(blank(side, side), torch.ones(1, side, side), (k,), label) for k, label in enumerate(told)]
         plan = Plan(tasks, cell.settings)
@@ -233,12 +242,14 @@ class Evaluation:
 
     def _reference(self, store: Store) -> Tensor:
         """Features of training pictures, computed once."""
-        chosen = range(0, len(store), max(1, len(store) // self.references))[: self.references]
+        chosen = spaced(len(store), self.references)
         file = self.folder / f"reference-{_mark(store)[:12]}-{len(chosen)}.safetensors"
         if not file.exists():
-            levels = torch.from_numpy(store.pictures[list(chosen)].copy()).permute(0, 3, 1, 2)
+            levels = torch.from_numpy(store.pictures[chosen].copy()).permute(0, 3, 1, 2)
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"features": self._features(levels).half()}, file)
+            temporary = file.with_suffix(f".part{os.getpid()}")
+            save_file({"features": self._features(levels).half()}, temporary)
+            os.replace(temporary, file)
         return load_file(file)["features"].float()
 
     def _features(self, levels: Tensor) -> Tensor:
@@ -254,9 +265,15 @@ class Evaluation:
         sheet(rows).save(folder / f"{self.name(cell)}.png")
 
 
+def spaced(length: int, count: int) -> list[int]:
+    """As many of so many as are asked for, from all over."""
+    count = min(length, count)
+    return [k * length // count for k in range(count)]
+
+
 def _mark(store: Store) -> str:
     """Of a set's pictures and labels, by 64 of them."""
-    some = list(range(0, len(store), max(1, len(store) // 64)))
+    some = spaced(len(store), 64)
     about = f"{len(store)}/{store.names}/{store.labels[some].tolist()}".encode()
     return hashlib.sha256(store.pictures[some].tobytes() + about).hexdigest()
 
@@ -295,7 +312,7 @@ def compared(real: Tensor, made: Tensor) -> Result:
         torch.manual_seed(0)  # of the subsets
         mean, spread = kernel.compute()
     most = min(len(real), len(made))
-    precision, recall = precision_and_recall(real[:: max(1, len(real) // most)][:most], made)
+    precision, recall = precision_and_recall(real[spaced(len(real), most)], made[spaced(len(made), most)])
     return {
         "frechet": float(frechet.compute()), "kernel": [float(mean), float(spread)],
         "precision": precision, "recall": recall,

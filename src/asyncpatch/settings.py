@@ -18,7 +18,7 @@ INPUT_GUIDANCE = 1.0
 class Settings:
     """How a picture is sampled."""
 
-    steps: int = setting(16, "from noise to picture; each asks the network once, or twice with guidance")
+    steps: int = setting(16, "from noise to picture; each asks the network once, or twice for each guidance")
     eta: float = setting(0.0, "randomness of the steps: 0 is DDIM, 1 ancestral sampling")
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")

@@ -6,8 +6,8 @@
     (4)  Perlin       t m + (1 - m) b, with m a thresholded Perlin mask and b in {0, 1} by a fair coin
     (5)  AsyncPatch   mean ~ U(t_min, t_max), delta = min(mean - t_min, t_max - mean, max_delta),
                       t_i ~ U(mean - delta, mean + delta), one per patch
-    (6)  PatchForcing low = 1 - sigmoid(0.7 + n), t_i = low + min((1 - low) / 2, 0.6) |n_i|, one per patch, n and n_i
-                      normal; where that exceeds 1, t_i ~ U(low, 1)
+    (6)  PatchForcing low = 1 - sigmoid(0.7 + n), t_i = low + (1 - low) / 2 |n_i|, one per patch, n and n_i normal;
+                      where that exceeds 1, t_i ~ U(low, 1)
     (7)  MeanBeta     mean ~ U(t_min, t_max); the patches' sum is split between halves of them, and so on down to one,
                       each time by a symmetric Beta over the range that is possible, then they are shuffled
     (8)  Mixture      of any of these
@@ -155,7 +155,7 @@ class PatchForcing(Patchwise):
             return torch.randn(shape, generator=generator, device=uniform.device)
 
         highest = torch.sigmoid(0.7 + normal(len(uniform), 1, 1))  # how clean, 1 - t, is what theirs is in terms of
-        clean = highest - (0.5 * highest).clamp_(max=0.6) * normal(*uniform.shape).abs_()
+        clean = highest - 0.5 * highest * normal(*uniform.shape).abs_()
         return self._scale(1.0 - torch.where(clean < 0.0, uniform.mul_(highest), clean))
 
 

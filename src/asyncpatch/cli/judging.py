@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def evaluate(
     steps: Annotated[str, typer.Option(help="of asyncpatch; several: a row for each")] = str(Settings.steps),
     eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
     input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
-    class_guidance: Annotated[str, typer.Option(help="likewise; above 0 the model is told the label")] = "0.0",
+    class_guidance: Annotated[str, typer.Option(help="likewise; filled holes are told their label for it")] = "0.0",
     lpips: Annotated[Path | None, typer.Option(help="weights of LPIPS-Alex, a safetensors file [default: "
                                                "$ASYNCPATCH_LPIPS, or without LPIPS]", show_default=False)] = None,
     batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
@@ -145,6 +146,8 @@ def evaluate(
         from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE
 
+        if find_spec("torchmetrics") is None:
+            raise ValueError("this needs a few packages more: pip install 'asyncpatch[evaluate]'")
         part, parts = shard_from(shard) if shard else (0, 1)
 
         def numbers(name: str, text: str) -> list[float]:
@@ -162,9 +165,11 @@ def evaluate(
         classes, inputs = numbers("class-guidance", class_guidance), numbers("input-guidance", input_guidance)
         filling = ways(list(itertools.product(inputs, classes)))
         names = [Path(each).name for each in data]
+        if len(set(names)) < len(names):
+            raise ValueError("two sets have the same name: evaluate them into folders of their own")
         cells = [
             Cell(name, kind, method, settings, count)
-            for name in dict.fromkeys(names)
+            for name in names
             for kind in holes.split(",") if kind
             for method in methods.split(",")
             for settings in (filling if method == OURS else [Settings(batch=batch)])

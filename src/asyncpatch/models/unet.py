@@ -222,8 +222,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
         ``t`` is [B, 1, H, W], or [B, 1, 1, 1] for one time per picture (the same answer as for a constant field, a
         little faster). ``label`` is [B] integers, -1 for none. Where height or width do not divide by ``divisor``,
-        it is
-        continued as in a mirror, where noise still looks like noise, and cropped again.
+        the canvas is continued as in a mirror, where noise still looks like noise, and cropped again.
         """
         checks.canvas("z", z)
         checks.times("t", t, z)
