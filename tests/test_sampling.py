@@ -202,6 +202,20 @@ def test_bad_conditions_and_generators_are_named(more, kind, words):
         sample(shrink, synchronous(2), torch.zeros(2, 1, 2, 2), step=ddim(RectifiedFlow()), **more)
 
 
+@pytest.mark.parametrize(
+    ("make", "draws"),
+    [(ddim, False), (heun, False), (lambda process: ddim(process, eta=0.5), True), (churned_ddim, True)],
+)
+def test_noise_is_drawn_only_where_something_needs_it(make, draws):
+    fields = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 0.6)
+    for schedule, needed in ((synchronous(2), draws), (Custom(*fields), True)):  # the second one rises
+        source = generators([0, 1])
+        before = [each.get_state() for each in source]
+        sample(shrink, schedule, torch.ones(2, 1, 2, 2), step=make(RectifiedFlow()), generator=source)
+        same = [torch.equal(state, each.get_state()) for state, each in zip(before, source, strict=True)]
+        assert same == [not needed] * 2
+
+
 def test_a_step_sees_the_visit_before():
     visits, lasts = [], []
 

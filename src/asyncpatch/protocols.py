@@ -70,7 +70,8 @@ class Schedule(Protocol):
     """The spatial noise schedule tau of the paper: which time field is visited next.
 
     Open-loop schedules use only ``k``, so nothing ever waits for the device. Closed-loop ones may look at
-    the time field and at the denoiser's answer.
+    the time field and at the denoiser's answer. One that never raises a time may say so with an attribute
+    ``falls = True``: then noise is drawn only for steps that are random by themselves.
     """
 
     def start(self, z: Tensor, /) -> Tensor:

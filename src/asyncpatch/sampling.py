@@ -30,8 +30,8 @@ def generators(seeds: Sequence[int], device: torch.device | str = "cpu") -> list
 def draw_noise(like: Tensor, generator: Generators = None) -> Tensor:
     """A canvas of standard normal noise with the shape, device and dtype of ``like``.
 
-    With one generator per sample, sample i is drawn from generator i alone. Noise is drawn where its generator
-    lives and moved: CPU generators give the same picture on every device, at the price of a copy.
+    With one generator per sample (all of one device), sample i is drawn from generator i alone. Noise is drawn where
+    its generator lives and moved: CPU generators give the same picture on every device, at the price of a copy.
     """
     return _drawn(like, generator, torch.Tensor.normal_)
 
@@ -42,20 +42,15 @@ def draw_uniform(like: Tensor, generator: Generators = None) -> Tensor:
 
 
 def _drawn(like: Tensor, generator: Generators, fill: Callable[..., Tensor]) -> Tensor:
+    _check_generator(generator, len(like))
     if generator is None or isinstance(generator, torch.Generator):
         source = generator.device if generator is not None else like.device
         return fill(torch.empty(like.shape, device=source, dtype=like.dtype), generator=generator).to(like.device)
-    if not isinstance(generator, Sequence):
-        raise TypeError(f"generator must be a torch.Generator or a list of them, got {checks.shape_of(generator)}")
-    if len(generator) != len(like):
-        raise ValueError(f"generator must be one, or one per sample ({len(like)}), got {len(generator)}")
-    drawn = torch.empty(like.shape, device=like.device, dtype=like.dtype)
+    source = generator[0].device if generator else like.device
+    drawn = torch.empty(like.shape, device=source, dtype=like.dtype)
     for row, each in zip(drawn, generator, strict=True):
-        if each.device.type == like.device.type:
-            fill(row, generator=each)
-        else:
-            row.copy_(fill(torch.empty(row.shape, device=each.device, dtype=like.dtype), generator=each))
-    return drawn
+        fill(row, generator=each)
+    return drawn.to(like.device)  # all at once: a copy for each row would wait for the device each time
 
 
 @torch.no_grad()
@@ -87,6 +82,7 @@ def sample(
     """
     checks.canvas("z", z)
     _check_cond(cond, len(z))
+    _check_generator(generator, len(z))
     for make in (steps.ddim, steps.churned_ddim, steps.heun):
         if step is make:  # type: ignore[comparison-overlap]
             raise TypeError(f"step must be made for a process first: step={make.__name__}(process)")
@@ -98,9 +94,10 @@ def sample(
         return out._replace(x=out.x.to(z.dtype))
 
     like = z
+    needs_none = isinstance(step, steps.Noiseless) and getattr(schedule, "falls", False)
 
     def noise() -> Tensor:
-        return draw_noise(like, generator)
+        return torch.zeros_like(like) if needs_none else draw_noise(like, generator)
 
     def field(t: Tensor) -> Tensor:
         checks.field("the schedule's time field", t, z)
@@ -130,6 +127,15 @@ def _check_cond(cond: Cond | None, batch: int) -> None:
             raise ValueError(
                 f"cond.{name} must be a tensor with one row per sample ({batch}), got {checks.shape_of(value)}"
             )
+
+
+def _check_generator(generator: object, batch: int) -> None:
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    if not isinstance(generator, Sequence):
+        raise TypeError(f"generator must be a torch.Generator or a list of them, got {checks.shape_of(generator)}")
+    if len(generator) != batch:
+        raise ValueError(f"generator must be one, or one per sample ({batch}), got {len(generator)}")
 
 
 def _stops(said: object) -> bool:

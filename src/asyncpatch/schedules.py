@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -74,6 +75,7 @@ class OpenLoop:
 
     tau: Tau
     steps: int
+    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.at_least("steps", self.steps)

@@ -15,12 +15,13 @@ a DDIM step leaves a share ``std`` of the noise at s to chance:
          y = z / (alpha + sigma), h = sigma / (alpha + sigma), dy/dh = (y - x-hat) / h).
 
 These hold where s < t. Where s = t a token comes back bit for bit, and where s > t it is noised forward, in every step.
-Each step draws one canvas of noise, needed or not, so that a seed means the same noise whatever the step.
+A step that draws noise draws one canvas of it, for all tokens, so that nothing has to be looked at first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,10 +32,22 @@ from asyncpatch.process import Process, check_process, divide
 from asyncpatch.protocols import Ask, Noise, Step, Visit
 
 
+@dataclass(frozen=True)
+class Noiseless:
+    """A step that needs noise only where a time rises. Under a schedule that never raises one the loop draws none,
+    which on a GPU saves about as much time as a small network takes."""
+
+    step: Step
+
+    def __call__(self, denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor:
+        return self.step(denoise, now, s, noise, last)
+
+
 def ddim(process: Process, *, eta: float = 0.0) -> Step:
     """Equations (2) and (3). ``eta`` 0 is deterministic, 1 is ancestral sampling (DDPM)."""
     checks.fraction("eta", eta)
-    return _ddim(process, lambda r: eta * (1.0 - r.square()).clamp_min(0.0).sqrt())
+    step = _ddim(process, lambda r: eta * (1.0 - r.square()).clamp_min(0.0).sqrt())
+    return step if eta else Noiseless(step)
 
 
 def churned_ddim(process: Process, *, churn: float = 0.25) -> Step:
@@ -89,7 +102,7 @@ def heun(process: Process) -> Step:
         slope = torch.where(final, slope_q, 0.5 * (slope + slope_q))
         return torch.where(s < t, scale_s * (y + (h_s - h_t) * slope), still)
 
-    return step
+    return Noiseless(step)
 
 
 def _unasked(process: Process, now: Visit, s: Tensor, noise: Noise) -> Tensor:
