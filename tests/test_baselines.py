@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from asyncpatch.baselines import ddnm, ddrm, deqir, mcg, repaint, replacement
+from asyncpatch.baselines import ddnm, ddrm, deqir, mcg, repaint, replacement, supervised
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import draw_noise, generators, sample
@@ -219,3 +219,38 @@ def test_an_eta_beyond_1_is_refused(make, x):
         make(RectifiedFlow(), x, HOLE, eta=1.2)
     with pytest.raises(ValueError, match="steps"):
         repaint(RectifiedFlow(), x, HOLE, 0)
+
+
+class Told:
+    """An exact network of the supervised kind: what it is shown is known to it, whatever its canvas says there."""
+
+    def __init__(self, exact):
+        self.exact = exact
+
+    def __call__(self, z, t, cond=None):
+        return self.exact(torch.where(cond.hole > 0, z, cond.picture), torch.where(cond.hole > 0, t, 0.0))
+
+
+def test_a_network_that_is_shown_the_rest_draws_from_the_conditional_law(exact, x):
+    process, told = RectifiedFlow(), Told(exact)
+
+    def of(denoiser, steps=50, **options):
+        return lambda many: supervised(process, many, HOLE, steps, **options).run(
+            denoiser, many, generator=torch.Generator().manual_seed(0)
+        )
+
+    mean, covariance = errors(exact, x, of(told))
+    assert mean < 0.08
+    assert covariance < 0.15
+    assert errors(exact, x, of(told, eta=1.0))[0] < 0.12
+    blind = errors(exact, x, of(lambda z, t, cond: exact(z, t)))[0]
+    assert blind > 5 * mean  # as far as what is drawn without knowing anything
+    assert errors(exact, x, of(told, input_guidance=1.0))[0] > 2 * mean  # pushed too far, where the answer is exact
+
+
+def test_its_guidance_costs_two_questions(x):
+    for weight, pictures in ((0.0, 7), (1.0, 14)):
+        counted = Counted(lambda z, t, cond: Denoised(0.5 * z))
+        method = supervised(RectifiedFlow(), x.float(), HOLE, 7, input_guidance=weight)
+        method.run(counted, x.float(), generator=torch.Generator().manual_seed(0))
+        assert (counted.calls, counted.pictures) == (7, pictures)

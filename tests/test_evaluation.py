@@ -13,6 +13,7 @@ from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
 from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown, spaced
+from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
 
@@ -84,6 +85,27 @@ def test_rivals_see_the_same_pictures_and_holes(method, calls, pipe, tmp_path):
     assert theirs["psnr"][0] != ours["psnr"][0]
 
 
+def test_a_supervised_network_is_told_what_is_known(pipe, tmp_path):
+    """And goes by the settings, at twice the questions with guidance; nothing else fills holes with it."""
+    net = UNet.from_config({**pipe.unet.config, "given": True})
+    shown = AsyncPatchPipeline(net, "rectified_flow", "v", 16, list(pipe.model.labels)).prepare("cpu", "fp32")
+    seen = []
+    net.register_forward_hook(lambda _, told, __: seen.append(told[3]))
+    found = evaluation(shown, tmp_path).result(Cell("noise", "square", "supervised", QUICK, 2))
+    assert found["calls"] == 4
+    assert "supervised, steps 2, input guidance 1.0" in markdown([found])
+    hole = holes("square", spaced(12, 2), 16, 16)
+    x = torch.from_numpy(store().pictures[spaced(12, 2)]).permute(0, 3, 1, 2) / 127.5 - 1.0
+    assert torch.allclose(seen[0][:2], torch.cat([x * (1 - hole), hole], 1), atol=1e-6)
+    assert torch.equal(seen[0][2:, 3], torch.ones(2, 16, 16))
+    for pipeline, method in ((shown, OURS), (pipe, "supervised")):
+        with pytest.raises(ValueError, match=f"--methods {method} needs a network that is"):
+            evaluation(pipeline, tmp_path).result(Cell("noise", "square", method, QUICK, 2))
+    with pytest.raises(ValueError, match="is shown what is known beside its canvas"):
+        shown.inpaint(store().pictures[0], hole[0])
+    assert shown.generate(steps=1).images[0].size == (16, 16)
+
+
 @pytest.mark.parametrize(("length", "count"), [(57_040, 20_000), (57_040, 10_000), (10, 3), (5, 9), (64, 64)])
 def test_pictures_are_taken_from_all_over_a_set(length, count):
     """Sets are sorted: a beginning of one would be some classes alone."""
@@ -95,7 +117,7 @@ def test_pictures_are_taken_from_all_over_a_set(length, count):
 
 
 def test_every_rival_is_there():
-    assert set(RIVALS) == {"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"}
+    assert set(RIVALS) == {"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir", "supervised"}
     with pytest.raises(ValueError, match="method must be one of asyncpatch, replacement"):
         Cell("noise", "square", "magic")
 

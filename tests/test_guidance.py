@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from asyncpatch.guidance import Guided, drop_label, renoise
+from asyncpatch.guidance import Guided, drop_label, drop_picture, renoise
 from asyncpatch.oracle import GaussianMixture
 from asyncpatch.parameterization import from_x, to_x
 from asyncpatch.process import RectifiedFlow
@@ -250,3 +250,17 @@ def test_a_weight_for_each_token_nests(process, law, question, generator):
 def test_a_denoiser_that_gives_no_answer_is_named(question):
     with pytest.raises(TypeError, match=r"a denoiser must return Denoised\(x\), got Tensor"):
         Guided(lambda z, t, cond: z, 1.0, drop_label)(*question)
+
+
+def test_a_picture_that_is_shown_can_be_dropped():
+    z, t, picture = torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2), torch.ones(2, 1, 2, 2)
+    hole = torch.tensor([[[[0.0, 1.0], [0.0, 0.0]]]]).repeat(2, 1, 1, 1)
+
+    def told(z, t, cond):
+        return Denoised(torch.where(cond.hole > 0, 0.0, cond.picture) + cond.label.view(-1, 1, 1, 1))
+
+    cond = Cond(torch.tensor([5, 7]), picture, hole)
+    found = Guided(told, 0.5, drop_picture)(z, t, cond).x
+    assert torch.allclose(found, 1.5 * (1 - hole) + torch.tensor([5.0, 7.0]).view(-1, 1, 1, 1))
+    with pytest.raises(ValueError, match="drop_picture needs a picture to drop"):
+        Guided(told, 0.5, drop_picture)(z, t, Cond(cond.label))

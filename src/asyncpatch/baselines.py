@@ -16,6 +16,9 @@ x-hat, eps-hat the denoiser's answer at t:
 
 None of them draws from the conditional law, even with an exact denoiser (tests/test_baselines.py says how far each is
 from it); that is what a time per pixel is for.
+
+The last rival needs a network of its own: ``supervised`` shows it what is known, in channels beside its canvas, and it
+was trained to fill holes of such kinds (``asyncpatch train --holes``). An exact one does draw from the conditional law.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import torch
 from torch import Tensor
 
 from asyncpatch import checks
+from asyncpatch.guidance import Guided, drop_picture
 from asyncpatch.parameterization import from_x
 from asyncpatch.process import Process
 from asyncpatch.protocols import Ask, Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
@@ -37,10 +41,11 @@ from asyncpatch.steps import ddim
 
 @dataclass(frozen=True)
 class Method:
-    """A way to fill holes: what to give ``sampling.sample``."""
+    """A way to fill holes: what to give ``sampling.sample``, and what to put around the denoiser before."""
 
     schedule: Schedule
     step: Step
+    around: Callable[[Denoiser], Denoiser] | None = None
 
     def run(
         self, denoiser: Denoiser, x: Tensor, *, cond: Cond | None = None, generator: Generators = None,
@@ -48,6 +53,7 @@ class Method:
     ) -> Tensor:  # fmt: skip
         """The pictures x with their holes filled, from pure noise."""
         z = draw_noise(x, generator)
+        denoiser = denoiser if self.around is None else self.around(denoiser)
         return sample(denoiser, self.schedule, z, step=self.step, cond=cond, generator=generator, callback=callback)
 
 
@@ -178,6 +184,25 @@ def deqir(
         return _anderson(chain, now.z.expand(steps, *now.z.shape), iterations, memory, tolerance)[-1]
 
     return Method(Visits((1.0, 0.0), silent=True), step)
+
+
+def supervised(
+    process: Process, x: Tensor, hole: Tensor, steps: int = 16, *, eta: float = 0.0, input_guidance: float = 0.0,
+) -> Method:  # fmt: skip
+    """Ordinary diffusion by a network that is told ``Cond(picture=x, hole=hole)``, pushed away from what it says when
+    it is told nothing. What is known comes back about as it was, not exactly."""
+    _check(x, hole)
+
+    def around(denoiser: Denoiser) -> Denoiser:
+        guided = Guided(denoiser, input_guidance, drop_picture)
+
+        def told(z: Tensor, t: Tensor, cond: Cond | None, /) -> Denoised:
+            known = {"picture": x.expand_as(z), "hole": hole.expand(len(z), 1, *z.shape[2:])}
+            return guided(z, t, (cond or Cond())._replace(**known))
+
+        return told
+
+    return Method(synchronous(steps), ddim(process, eta=eta), around)
 
 
 def _anderson(

@@ -29,6 +29,7 @@ from asyncpatch import baselines, checks
 from asyncpatch.data.masks import KINDS, holes
 from asyncpatch.data.store import Store
 from asyncpatch.drawing import picture, sheet
+from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.images import Picture, blank
 from asyncpatch.metrics import (
     LPIPS,
@@ -46,6 +47,9 @@ from asyncpatch.sampling import generators
 from asyncpatch.settings import Settings
 
 OURS = "asyncpatch"
+SUPERVISED = baselines.supervised.__name__
+FREE = (OURS, SUPERVISED)
+"""Methods that go by a cell's settings."""
 SAMPLES = "samples"
 RIVALS: dict[str, Callable[..., baselines.Method]] = {
     each.__name__: each
@@ -56,9 +60,11 @@ RIVALS: dict[str, Callable[..., baselines.Method]] = {
         baselines.ddrm,
         baselines.ddnm,
         baselines.deqir,
+        baselines.supervised,
     )
 }
-"""Methods that ask with one time per picture, each with the number of steps that it was published with."""
+"""Methods that ask with one time per picture, each with the number of steps that it was published with (but for
+``supervised``, which has a network of its own and goes by the settings)."""
 
 _FEATURE_BATCH = 256
 _SHOWN = 12
@@ -156,6 +162,11 @@ class Evaluation:
 
     @torch.no_grad()
     def _filled(self, cell: Cell) -> Result:
+        if cell.method in FREE and (cell.method == SUPERVISED) != self.pipeline.unet.config["given"]:
+            raise ValueError(
+                f"--methods {cell.method} needs a network that {'is' if cell.method == SUPERVISED else 'is not'} shown "
+                "pictures with holes beside its canvas (asyncpatch train --holes); this model's is another"
+            )
         store, side, device = self.sets[cell.set], self.pipeline.model.resolution, self.pipeline.unet.device
         chosen = spaced(len(store), cell.count)
         hole = holes(cell.what, chosen, side, side)
@@ -195,14 +206,17 @@ class Evaluation:
 
     def _rival(self, cell: Cell, x: Tensor, hole: Tensor, seeds: list[int], labels: list[int]) -> tuple[Tensor, int]:
         model, device, batch = self.pipeline.model, self.pipeline.unet.device, cell.settings.batch
-        counted = Counted(model.denoiser)
+        counted, how, options = Counted(model.denoiser), cell.settings, dict[str, Any]()
+        denoiser: Denoiser = Guided(counted, how.class_guidance, drop_label)
+        if cell.method == SUPERVISED:
+            options = {"steps": how.steps, "eta": how.eta, "input_guidance": how.input_guidance}
         made = []
         for first in range(0, len(x), batch):
             some = slice(first, first + batch)
             xs, hs = x[some].to(device), hole[some].to(device)
-            method = RIVALS[cell.method](model.process, xs, hs)
+            method = RIVALS[cell.method](model.process, xs, hs, **options)
             told = None if cell.method == "deqir" else Cond(label=torch.tensor(labels[some], device=device))
-            filled = method.run(counted, xs, cond=told, generator=generators(seeds[some]))
+            filled = method.run(denoiser, xs, cond=told, generator=generators(seeds[some]))
             made.append(torch.where(hs > 0, filled, xs).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
@@ -391,13 +405,13 @@ def _row(texts: Sequence[str]) -> str:
 
 def _how(result: Result) -> str:
     """The method, and which of its settings are not the usual ones."""
-    if result["method"] != OURS:
+    if result["method"] not in FREE:
         return str(result["method"])
     usual, words = asdict(Settings()), []
     for name, value in result["settings"].items():
         if name != "batch" and (value != usual[name] or name == "steps"):
             words.append(f"{name.replace('_', ' ')} {value}")
-    return f"{OURS}, {', '.join(words)}"
+    return f"{result['method']}, {', '.join(words)}"
 
 
 def _mean(values: Tensor) -> list[float]:

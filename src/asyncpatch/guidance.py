@@ -81,6 +81,14 @@ def drop_label(question: Question) -> Question:
     return Question(z, t, cond._replace(label=torch.full_like(cond.label, NULL_LABEL)))
 
 
+def drop_picture(question: Question) -> Question:
+    """The same question as if nothing of the picture were known: input guidance of a network that is shown it."""
+    z, t, cond = question
+    if cond is None or cond.hole is None:
+        raise ValueError("drop_picture needs a picture to drop: give cond=Cond(picture=..., hole=...)")
+    return Question(z, t, cond._replace(hole=torch.ones_like(cond.hole)))
+
+
 def renoise(process: Process, level: Tensor, noise: Tensor) -> Weaken:
     """The same question with a region of its canvas noised further: input guidance.
 

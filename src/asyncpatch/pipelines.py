@@ -324,6 +324,11 @@ class AsyncPatchPipeline(DiffusionPipeline):
         ``watch`` sees every visit of the sampling loop.
         """
         tasks, device = plan.tasks, next(self.unet.parameters()).device
+        if self.unet.config["given"] and any(bool((task.hole < 1).any()) for task in tasks):
+            raise ValueError(
+                "this model is shown what is known beside its canvas (asyncpatch train --holes), for comparisons: it "
+                "can generate, and 'asyncpatch evaluate --methods supervised' fills holes with it"
+            )
         made = [[task.picture] * len(task.seeds) for task in tasks]
         for rows in self._batches(plan):
             x = torch.stack([_cut(tasks[row.task].picture, row.box) for row in rows]).to(device)

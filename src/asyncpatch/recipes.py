@@ -29,9 +29,14 @@ def imagenet64_620m() -> Recipe:
 
 
 def default64_23m() -> Recipe:
-    """About 23M parameters at 64x64, for half an hour to a few hours of one GPU: the rate is high and falls to 0."""
+    """About 23M parameters at 64x64, for half an hour to a few hours of one GPU: the rate is high and falls to 0.
+
+    A fifth of the time fields are inpainting-like, which fills holes better and generates no worse (measured: the card
+    of the shipped model).
+    """
     return Recipe(
-        steps=16_000, batch=512, rate=6e-4, warmup=500, decay=0.5, crops=4.0, ema=0.9988,
+        times="0.8 asyncpatch + 0.2 perlin-picture", crops=4.0,
+        steps=16_000, batch=512, rate=6e-4, warmup=500, decay=0.5, ema=0.9988,
         snapshot_every=1_000, save_every=1_000, picture_every=4_000,
     )  # fmt: skip
 

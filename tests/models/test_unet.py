@@ -11,7 +11,7 @@ from torch.nn import functional
 from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.models import unet
 from asyncpatch.models.denoiser import NetworkDenoiser
-from asyncpatch.models.unet import UNet
+from asyncpatch.models.unet import UNet, beside
 from asyncpatch.parameterization import PREDICTIONS, to_x
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond
@@ -309,7 +309,7 @@ def test_waves_show_the_finest_detail():
     net = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0, fourier=2)
     z = torch.zeros(1, 3, 8, 8)
     z[0, 0] = 2 / 255
-    shown = net._waves(z)
+    shown = net._seen(z, None)
     assert shown.shape == (1, 15, 8, 8)
     assert torch.equal(shown[:, :3], z)
     angle = math.pi * 64 * 2 / 255
@@ -318,5 +318,24 @@ def test_waves_show_the_finest_detail():
     assert shown[0, 9, 0, 0] == pytest.approx(math.sin(angle / 2), abs=1e-5)
     assert net(z, torch.rand(1, 1, 8, 8)).shape == z.shape
     plain = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0)
-    assert torch.equal(plain._waves(z), z)
+    assert torch.equal(plain._seen(z, None), z)
     assert plain.conv_in.weight.shape[1] == 3
+
+
+def test_what_is_known_can_be_shown_beside_the_canvas(question, generator):
+    z, t, label = question
+    net, picture = tiny(labels=5, given=True), torch.randn(z.shape, generator=generator)
+    hole = (torch.rand(2, 1, 16, 12, generator=generator) < 0.5).float()
+    shown = net(z, t, label, beside(picture, hole))
+    other = torch.where(hole > 0, picture + 1.0, picture)
+    assert torch.equal(shown, net(z, t, label, beside(other, hole)))  # what is not known is not shown
+    assert not torch.allclose(shown, net(z, t, label, beside(picture + 0.1, hole)), atol=1e-3)
+    nothing = net(z, t, label)
+    assert torch.equal(nothing, net(z, t, label, beside(picture, torch.ones_like(hole))))
+    assert not torch.allclose(shown, nothing, atol=1e-3)
+    odd = net(z[..., :15, :11], t[..., :15, :11], label, beside(picture, hole)[..., :15, :11])
+    assert odd.shape == (2, 3, 15, 11)
+    asked = NetworkDenoiser(net, RectifiedFlow(), "x")(z, t, Cond(label, picture, hole))
+    assert torch.equal(asked.x, shown)
+    with pytest.raises(ValueError, match="shown no picture"):
+        tiny(labels=5)(z, t, label, beside(picture, hole))

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,9 +153,9 @@ def test_held_out_pictures_have_the_training_numbers_of_their_classes(tmp_path, 
     write_pictures(root / "val", count=80, classes=("bee",))
     seen, real = [], run_module.draw_batch
 
-    def draw(recipe, pictures, batch, rows, seed):
+    def draw(recipe, pictures, batch, rows, seed, stock):
         seen.append((pictures.label.tolist(), seed, pictures.levels.sum().item()))
-        return real(recipe, pictures, batch, rows, seed)
+        return real(recipe, pictures, batch, rows, seed, stock)
 
     monkeypatch.setattr(run_module, "draw_batch", draw)
     trained(replace(TINY, steps=1), [str(root)], tmp_path / "run")
@@ -235,6 +236,7 @@ def test_signals_are_caught_once_and_handlers_given_back():
 def test_the_inpainting_grid_shows_the_pictures_and_keeps_what_is_known():
     class Told:
         process, resolution, labels = RectifiedFlow(), 32, ()
+        net = SimpleNamespace(config={"given": False})
 
         @property
         def denoiser(self):

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from asyncpatch import oracle, recipes
 from asyncpatch.data.feed import Pictures
+from asyncpatch.data.masks import holes
 from asyncpatch.models.denoiser import NetworkDenoiser
 from asyncpatch.models.folder import Model, relabelled
 from asyncpatch.models.unet import UNet
@@ -19,7 +20,7 @@ from asyncpatch.time_sampling import AsyncPatch
 from asyncpatch.train import checkpoint
 from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.run import train
-from asyncpatch.train.trainer import Batch, Trainer, draw_batch
+from asyncpatch.train.trainer import HOLES, Batch, Trainer, draw_batch, draw_holes
 from runs import TINY, losses, tensors_of, write_pictures
 
 # Losses of 20 steps as first computed (torch 2.13, CPU). They change only if training changes: say why when they do.
@@ -38,11 +39,11 @@ def test_golden_losses(data, tmp_path):
     assert list(losses(tmp_path / "run").values()) == pytest.approx(GOLDEN, rel=1e-4)
 
 
-def make_trainer(recipe, labels=2):
+def make_trainer(recipe, labels=2, **more):
     torch.manual_seed(0)
     net = UNet(
         width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks, attention=recipe.attention,
-        middle_blocks=recipe.middle_blocks, labels=labels,
+        middle_blocks=recipe.middle_blocks, labels=labels, **more,
     )  # fmt: skip
     model = Model(net, RectifiedFlow(), recipe.prediction, recipe.resolution, tuple("abcdef"[:labels]))
     return Trainer(recipe, model, Accelerator(cpu=True), print)
@@ -116,7 +117,59 @@ def test_rows_of_a_batch_are_drawn_as_in_the_whole():
     whole = draw_batch(TINY, Pictures(levels, torch.arange(8)), 8, slice(None), seed=1)
     for rows in (slice(0, 4), slice(4, 8)):
         part = draw_batch(TINY, Pictures(levels[rows], torch.arange(8)[rows]), 8, rows, seed=1)
-        assert all(torch.equal(a[rows], b) for a, b in zip(whole, part, strict=True))
+        assert all(torch.equal(a[rows], b) for a, b in zip(whole[:4], part[:4], strict=True))
+
+
+def test_what_is_drawn_of_holes():
+    pictures = Pictures(torch.zeros(2000, 8, 8, 3, dtype=torch.uint8), torch.zeros(2000, dtype=torch.long))
+    recipe, stock = replace(TINY, holes="square,wide"), draw_holes("square, wide", 8)
+    assert len(stock) == 2 * HOLES
+    assert not any(torch.equal(stock[:20], holes("square", range(k, k + 20), 8, 8)) for k in range(1000))
+    batch = draw_batch(recipe, pictures, 2000, slice(None), 1, stock)
+    whole = batch.hole.flatten(1).all(1)
+    assert whole.float().mean() == pytest.approx(0.1, abs=0.03)
+    share = batch.hole[~whole].flatten(1).mean(1)
+    assert (share == 0.25).float().mean() == pytest.approx(0.5, abs=0.07)  # squares, nearly all of that size
+    part = draw_batch(recipe, Pictures(*(each[500:] for each in pictures)), 2000, slice(500, None), 1, stock)
+    assert torch.equal(batch.hole[500:], part.hole)
+    plain = draw_batch(TINY, pictures, 2000, slice(None), 1)
+    assert plain.hole is None
+    assert torch.equal(plain.noise, batch.noise)
+
+
+def test_a_network_learns_to_look_at_what_it_is_shown():
+    """Pictures of one colour: at time 1 only what is shown tells which."""
+    recipe = replace(TINY, holes="square", times="global", rate=5e-3, warmup=10, ema=0.9, bias=-2.0)
+    trainer = make_trainer(recipe, given=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        levels = torch.randint(256, (16, 1, 1, 3), generator=generator).byte().expand(16, 8, 8, 3)
+        seed = int(torch.randint(1 << 30, (), generator=generator))
+        pictures = Pictures(levels, torch.zeros(16, dtype=torch.long))
+        trainer.update(draw_batch(recipe, pictures, 16, slice(None), seed, trainer.holes))
+    x = (torch.rand(64, 3, 1, 1, generator=generator) * 2 - 1).expand(64, 3, 8, 8)
+    z, t = torch.randn(x.shape, generator=generator), torch.ones(64, 1, 8, 8)
+    hole = holes("square", range(64), 8, 8)
+    with torch.no_grad():
+        denoiser = trainer.averaged().denoiser
+        told, blind = ((denoiser(z, t, cond).x - x).square().mean() for cond in (Cond(picture=x, hole=hole), Cond()))
+    assert told < 0.5 * blind
+
+
+def test_a_run_with_holes_goes_on_as_such_alone(data, tmp_path):
+    recipe, run = replace(TINY, steps=2, holes="square", times="global"), tmp_path / "run"
+    trained(recipe, data, run)
+    model = Model.load(run / "model")
+    assert model.net.config["given"]
+    assert len(list((run / "pictures").glob("inpainting-*.png"))) == 1
+    trained(replace(recipe, steps=3), data, run, resume=True)
+    for wrong, given in ((replace(recipe, holes=""), run), (recipe, tmp_path / "plain")):
+        if given != run:
+            trained(replace(TINY, steps=1), data, given)
+        with pytest.raises(TrainingError, match=r"is shown (no )?pictures with holes.*--holes"):
+            trained(wrong, data, tmp_path / "more", init=str(given / "model"))
+    with pytest.raises(ValueError, match=r"holes must be of extrema, square.* got 'round'"):
+        trained(replace(recipe, holes="square,round"), data, tmp_path / "other")
 
 
 def test_a_run_leaves_what_it_promises(data, tmp_path):

@@ -109,11 +109,12 @@ def evaluate(
     holes: Annotated[str, typer.Option(help="kinds of holes, of square, extrema, thin, medium and wide; '' for none")
                      ] = "square,extrema,thin,wide",
     methods: Annotated[str, typer.Option(help="how they are filled: asyncpatch, replacement, repaint, mcg, ddrm, ddnm, "
-                                         "deqir")] = "asyncpatch",
+                                         "deqir; supervised, of a network trained with --holes")] = "asyncpatch",
     count: Annotated[int, typer.Option(help="pictures of each set")] = 100,
     samples: Annotated[int, typer.Option(help="new pictures, to compare with the training set")] = 0,
     frechet: Annotated[bool, typer.Option("--frechet", help="compare filled pictures with the training set")] = False,
-    steps: Annotated[str, typer.Option(help="of asyncpatch; several: a row for each")] = str(Settings.steps),
+    steps: Annotated[str, typer.Option(help="of asyncpatch, and supervised; several: a row for each"
+                                       )] = str(Settings.steps),
     eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
     input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
     class_guidance: Annotated[str, typer.Option(help="likewise; filled holes are told their label for it")] = "0.0",
@@ -143,7 +144,7 @@ def evaluate(
 
         from asyncpatch.data.sources import Joined, open_sources
         from asyncpatch.data.store import Store, open_store
-        from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, guidance_plot
+        from asyncpatch.evaluation import FREE, OURS, SAMPLES, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE
 
         if find_spec("torchmetrics") is None:
@@ -172,7 +173,7 @@ def evaluate(
             for name in names
             for kind in holes.split(",") if kind
             for method in methods.split(",")
-            for settings in (filling if method == OURS else [Settings(batch=batch)])
+            for settings in (filling if method in FREE else [Settings(batch=batch)])
         ]  # fmt: skip
         if samples:
             cells += [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in ways([(0.0, c) for c in classes])]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncpatch.models.unet import UNet
+from asyncpatch.models.unet import UNet, beside
 from asyncpatch.parameterization import Prediction, to_x
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised
@@ -21,5 +21,7 @@ class NetworkDenoiser:
     prediction: Prediction = "v"
 
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
-        value = self.net(z, t, None if cond is None else cond.label)
+        cond = cond or Cond()
+        given = None if cond.picture is None or cond.hole is None else beside(cond.picture, cond.hole)
+        value = self.net(z, t, cond.label, given)
         return Denoised(to_x(self.process, self.prediction, value, z, t))

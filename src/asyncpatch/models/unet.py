@@ -149,6 +149,12 @@ def mirrored(field: Tensor, below: int, beside: int) -> Tensor:
     return field
 
 
+def beside(picture: Tensor, hole: Tensor) -> Tensor:
+    """What a network is shown of a picture [B, C, H, W] with a hole [B, 1, H, W]: what is known, 0 elsewhere, and the
+    hole. A hole of ones says that nothing is known."""
+    return torch.cat([torch.where(hole > 0, 0.0, picture), hole.to(picture).expand(len(picture), -1, -1, -1)], 1)
+
+
 class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Predicts x, eps or v (whatever it is trained for) from a canvas and its time field.
 
@@ -161,6 +167,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         labels: number of classes; 0 for none. Besides them there is always the null class, label -1.
         fourier: how many octaves of its canvas the network is also shown as sines and cosines, the finest first (one
             level of 8 bits is a quarter of its wave). Likelihood depends on such detail; the look of pictures does not.
+        given: whether it is also shown what is known of a picture, beside its canvas (see ``beside``).
     """
 
     _supports_gradient_checkpointing = True
@@ -178,6 +185,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         attention: int = 2,
         labels: int = 0,
         fourier: int = 0,
+        given: bool = False,
     ) -> None:
         super().__init__()
         if len(multipliers) != len(blocks):
@@ -187,7 +195,8 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         attends = [scale >= scales - attention for scale in range(scales)]
         features = 4 * width
         self.label = nn.Embedding(labels + 1, features)
-        self.conv_in = nn.Conv2d(in_channels * (1 + 2 * fourier), channels[0], 3, padding=1)
+        seen = in_channels * (1 + 2 * fourier) + (in_channels + 1 if given else 0)
+        self.conv_in = nn.Conv2d(seen, channels[0], 3, padding=1)
         self.down, self.up, self.enlarge = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         current = channels[0]
         skips = [current]
@@ -217,28 +226,31 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Height and width that are multiples of this need no padding."""
         return 2 ** (len(self.config.multipliers) - 1)
 
-    def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+    def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None, given: Tensor | None = None) -> Tensor:
         """The prediction [B, out_channels, H, W] for z [B, C, H, W].
 
         ``t`` is [B, 1, H, W], or [B, 1, 1, 1] for one time per picture (the same answer as for a constant field, a
-        little faster). ``label`` is [B] integers, -1 for none. Where height or width do not divide by ``divisor``,
-        the canvas is continued as in a mirror, where noise still looks like noise, and cropped again.
+        little faster). ``label`` is [B] integers, -1 for none. ``given`` is what ``beside`` makes of a picture and its
+        hole, [B, C + 1, H, W], for a network that is shown such; without it nothing is known. Where height or width do
+        not divide by ``divisor``, the canvas is continued as in a mirror, where noise still looks like noise, and
+        cropped again.
         """
         checks.canvas("z", z)
         checks.times("t", t, z)
         if z.shape[1] != self.config.in_channels:
             raise ValueError(f"z must have {self.config.in_channels} channels, got {checks.shape_of(z)}")
         height, width = z.shape[2:]
-        below, beside = -height % self.divisor, -width % self.divisor
+        below, right = -height % self.divisor, -width % self.divisor
         t = t.expand(len(z), 1, *t.shape[2:]) if t.dim() else t.expand(len(z), 1, 1, 1)
         if t.shape[2:] != (1, 1):
             t = t.expand(len(z), 1, height, width)
-        if below or beside:
-            z = mirrored(z, below, beside)
-            t = t if t.shape[2:] == (1, 1) else mirrored(t, below, beside)
+        seen = self._seen(z, given)
+        if below or right:
+            seen = mirrored(seen, below, right)
+            t = t if t.shape[2:] == (1, 1) else mirrored(t, below, right)
 
         dtype = self.conv_in.weight.dtype
-        h = self.conv_in(self._waves(z).to(dtype, memory_format=torch.channels_last))
+        h = self.conv_in(seen.to(dtype, memory_format=torch.channels_last))
         phi = [time_features(t).to(h.dtype, memory_format=torch.channels_last)]
         for _ in self.down[1:]:
             phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
@@ -264,12 +276,17 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         out = self.conv_out(functional.silu(self.norm_out(h)))
         return out[..., :height, :width].to(z.dtype).contiguous()
 
-    def _waves(self, z: Tensor) -> Tensor:
-        """The canvas, and its finest octaves as waves."""
-        if not self.config.fourier:
-            return z
-        angles = [math.pi * 2.0 ** (6 - k) * z.float() for k in range(self.config.fourier)]
-        return torch.cat([z.float(), *(wave for angle in angles for wave in (angle.sin(), angle.cos()))], 1)
+    def _seen(self, z: Tensor, given: Tensor | None) -> Tensor:
+        """The canvas, its finest octaves as waves, and what is given beside it."""
+        parts = [z]
+        if self.config.fourier:
+            angles = [math.pi * 2.0 ** (6 - k) * z.float() for k in range(self.config.fourier)]
+            parts = [z.float(), *(wave for angle in angles for wave in (angle.sin(), angle.cos()))]
+        if self.config.given:
+            parts.append(beside(z, torch.ones_like(z[:, :1])) if given is None else given.to(z))
+        elif given is not None:
+            raise ValueError("this network finds what is known on its canvas, at time 0: it is shown no picture beside")
+        return torch.cat(parts, 1) if len(parts) > 1 else z
 
     def _check_label(self, label: Tensor, batch: int) -> None:
         if label.shape != (batch,) or label.is_floating_point():

@@ -35,6 +35,9 @@ class Recipe:
                          "asyncpatch, patch-forcing, mean-beta, or a mixture such as "
                          "'0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
     label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
+    holes: str = setting("", "kinds of holes, such as 'square,thin,wide': the network is shown the rest of a picture "
+                         "beside its canvas and learns to fill these (a rival; with --times global)")  # fmt: skip
+    picture_dropout: float = setting(0.1, "with --holes, share of the pictures of which nothing is shown")
     flips: bool = setting(True, "mirror half of the pictures")
     crops: float = setting(0.0, "random squares of large pictures besides the whole: this many per further area")
 
@@ -81,7 +84,7 @@ class Recipe:
         for name in ("rate", "clip", "epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("label_dropout", "decay", "ema"):
+        for name in ("label_dropout", "picture_dropout", "decay", "ema"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if len(self.betas) != 2:

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from asyncpatch.baselines import supervised
 from asyncpatch.drawing import picture, sheet
 from asyncpatch.models.folder import Model
 from asyncpatch.protocols import NULL_LABEL, Cond
@@ -39,8 +40,12 @@ def inpainting_grid(model: Model, levels: NDArray[np.uint8], device: torch.devic
     hole = torch.zeros(len(x), 1, side, side, device=device)
     hole[::2, :, side // 4 : side - side // 4, side // 4 : side - side // 4] = 1.0  # a square, or the right half
     hole[1::2, :, :, side // 2 :] = 1.0
-    schedule = inpainting(hole, STEPS)
-    z = model.process.diffuse(x, schedule.start(x), draw_noise(x, generators(range(len(x)))))
-    filled = sample(model.denoiser, schedule, z, step=ddim(model.process))
+    random = generators(range(len(x)))
+    if model.net.config["given"]:
+        filled = supervised(model.process, x, hole, STEPS).run(model.denoiser, x, generator=random)
+    else:
+        schedule = inpainting(hole, STEPS)
+        z = model.process.diffuse(x, schedule.start(x), draw_noise(x, random))
+        filled = sample(model.denoiser, schedule, z, step=ddim(model.process))
     tiles = [[picture(each, _scale(side)) for each in row] for row in (x, x * (1 - hole), filled)]
     return sheet(tiles, names=("picture", "given", "completed"))

@@ -32,6 +32,7 @@ from safetensors.torch import save_file
 import asyncpatch
 from asyncpatch import time_sampling
 from asyncpatch.data.feed import Feed, Pictures, seed_for
+from asyncpatch.data.masks import KINDS
 from asyncpatch.data.store import Store
 from asyncpatch.models.folder import Model, relabelled
 from asyncpatch.models.unet import Layer, UNet
@@ -125,7 +126,7 @@ class Loop:
         update, clock, counted = trainer.first_update, time.monotonic(), trainer.step
         while trainer.step < recipe.steps:
             seed = seed_for(recipe.seed, "step", trainer.step)
-            batch = draw_batch(recipe, self.feed.batch(trainer.step), recipe.batch, rows, seed)
+            batch = draw_batch(recipe, self.feed.batch(trainer.step), recipe.batch, rows, seed, trainer.holes)
             update(batch)
             step, last = trainer.step, trainer.step == recipe.steps
             self.watch.step(step)
@@ -220,7 +221,8 @@ class Loop:
         for start in range(0, count, 64):
             some = which[start : start + 64]
             shown = Pictures(*(torch.from_numpy(each[some]).to(device) for each in (held.pictures, held.labels)))
-            batch = draw_batch(self.recipe, shown, len(some), slice(None), seed_for("held out", start))
+            seed = seed_for("held out", start)
+            batch = draw_batch(self.recipe, shown, len(some), slice(None), seed, self.trainer.holes)
             total += float(self.trainer.loss(model.net, batch)) * len(some)
         self.watch.log(self.trainer.step, {"held_out_loss": total / count})
         with torch.autocast(device.type, torch.bfloat16, enabled=self.trainer.bf16):
@@ -298,6 +300,9 @@ def _check(recipe: Recipe, accelerator: Accelerator) -> None:
     times = time_sampling.by_name(recipe.times)
     if recipe.weighting == "elbo":
         time_sampling.evenly(times, torch.zeros(1))
+    for kind in recipe.holes.split(",") if recipe.holes else ():
+        if kind.strip() not in KINDS:
+            raise ValueError(f"holes must be of {', '.join(KINDS)}, with commas between them; got {kind.strip()!r}")
     rows = share_of(accelerator).rows(recipe.batch)
     each = rows.stop - rows.start
     if recipe.accumulate != "auto" and each % recipe.accumulate:
@@ -333,6 +338,7 @@ def _new_model(recipe: Recipe, init: str | None, names: tuple[str, ...], watch: 
         net = UNet(
             width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks,
             middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names), fourier=recipe.fourier,
+            given=bool(recipe.holes),
         )  # fmt: skip
         return Model(net, PROCESSES[recipe.process](), recipe.prediction, recipe.resolution, names)
     model = Model.load(init)

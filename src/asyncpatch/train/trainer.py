@@ -17,15 +17,20 @@ from torch import Tensor, nn
 
 from asyncpatch import time_sampling
 from asyncpatch.data.feed import Pictures
+from asyncpatch.data.masks import holes
 from asyncpatch.likelihood import SPAN
 from asyncpatch.loss import diffusion_loss
 from asyncpatch.models.folder import Model
-from asyncpatch.models.unet import Layer, UNet
+from asyncpatch.models.unet import Layer, UNet, beside
 from asyncpatch.protocols import NULL_LABEL
 from asyncpatch.train import average
 from asyncpatch.train.config import Recipe
 from asyncpatch.train.errors import TrainingError
 from asyncpatch.train.sharded import fill, whole
+
+HOLES = 4096
+"""Of each kind, in the stock that a network is trained with."""
+_FIRST_HOLE = 1 << 40
 
 
 class Batch(NamedTuple):
@@ -35,15 +40,27 @@ class Batch(NamedTuple):
     label: Tensor
     t: Tensor
     noise: Tensor
+    hole: Tensor | None = None
+    """What is not shown of the pictures, for a network that is shown the rest."""
 
     def piece(self, k: int, of: int) -> Batch:
         """Part k of ``of`` equal ones."""
         size = len(self.x) // of
-        return Batch(*(each[k * size : (k + 1) * size] for each in self))
+        return Batch(*(None if each is None else each[k * size : (k + 1) * size] for each in self))
 
 
-def draw_batch(recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int) -> Batch:
-    """Draw everything random for a global batch of ``batch``, of which ``pictures`` are the given rows."""
+def draw_holes(kinds: str, side: int) -> Tensor:
+    """A stock of holes to train with, of all the kinds that are named, uint8; never those of an evaluation."""
+    names = [each.strip() for each in kinds.split(",")]
+    seeds = range(_FIRST_HOLE, _FIRST_HOLE + HOLES)
+    return torch.cat([holes(name, seeds, side, side).byte() for name in names])
+
+
+def draw_batch(
+    recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int, stock: Tensor | None = None
+) -> Batch:
+    """Draw everything random for a global batch of ``batch``, of which ``pictures`` are the given rows; holes are taken
+    from ``stock``."""
     device, side = pictures.levels.device, pictures.levels.shape[1]
     generator = torch.Generator(device).manual_seed(seed)
     t = time_sampling.by_name(recipe.times).sample(batch, side, side, generator=generator)[rows]
@@ -53,7 +70,12 @@ def draw_batch(recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed
     if recipe.flips:
         x = torch.where(flip.view(-1, 1, 1, 1) < 0.5, x.flip(3), x)
     label = torch.where(drop < recipe.label_dropout, NULL_LABEL, pictures.label)
-    return Batch(x, label, t, noise)
+    hole = None
+    if stock is not None:
+        which = torch.randint(len(stock), (batch,), generator=generator, device=device)[rows]
+        hidden = torch.rand(batch, generator=generator, device=device)[rows] < recipe.picture_dropout
+        hole = torch.where(hidden.view(-1, 1, 1, 1), 1.0, stock[which].float())
+    return Batch(x, label, t, noise, hole)
 
 
 class Trainer:
@@ -62,6 +84,10 @@ class Trainer:
     def __init__(self, recipe: Recipe, model: Model, accelerator: Accelerator, say: Callable[[str], None]) -> None:
         self.recipe, self.model, self.accelerator, self.say = recipe, model, accelerator, say
         device = accelerator.device
+        if bool(recipe.holes) != model.net.config["given"]:
+            shown = "is shown pictures with holes" if model.net.config["given"] else "is shown no pictures with holes"
+            raise TrainingError(f"the network to start from {shown}: that goes with the recipe's --holes, and stays")
+        self.holes = draw_holes(recipe.holes, recipe.resolution).to(device) if recipe.holes else None
         self.bf16 = recipe.precision == "bf16" or (
             recipe.precision == "auto"
             and device.type == "cuda"
@@ -116,7 +142,8 @@ class Trainer:
             t, scale = process.time_of(SPAN[0] + (SPAN[1] - SPAN[0]) * even), SPAN[0] - SPAN[1]
         z = process.diffuse(batch.x, t, batch.noise)
         with torch.autocast(z.device.type, torch.bfloat16, enabled=self.bf16):
-            value = net(z, t, batch.label)
+            given = None if batch.hole is None else beside(batch.x, batch.hole)
+            value = net(z, t, batch.label, given)
         losses = diffusion_loss(
             process, prediction, value, batch.x, batch.noise, t, bias=recipe.bias, weighting=recipe.weighting
         )
