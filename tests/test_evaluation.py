@@ -13,6 +13,7 @@ from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
 from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown, spaced
+from asyncpatch.metrics import FEATURES
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
@@ -145,6 +146,27 @@ def test_samples_are_compared_with_the_training_set(pipe, tmp_path):
         evaluation(pipe, tmp_path).result(Cell("noise", SAMPLES, OURS, QUICK, 10))
 
 
+def test_a_distance_is_called_fid_in_the_features_of_inception_alone(pipe, tmp_path, monkeypatch):
+    class Inception(torch.nn.Module):
+        title = "Inception"
+
+        def forward(self, levels):
+            return levels.float().mean((2, 3))
+
+    monkeypatch.setitem(FEATURES, "inception", Inception)
+    thin, new = (Cell("noise", what, OURS, QUICK, 10) for what in ("thin", SAMPLES))
+    works = [evaluation(pipe, tmp_path, training=store(40, 1), features=name) for name in ("lite", "inception")]
+    (a, b), (c, d) = ([work.result(cell) for cell in (thin, new)] for work in works)
+    assert len({work.name(thin) for work in works}) == len(list(tmp_path.glob("reference-*"))) == 2
+    assert "FID |" not in markdown([a, b])
+    assert "| Fréchet |" not in markdown([c, d])
+    assert markdown([c, d]).count("| FID |") == 2
+    both = markdown([a, b, c, d])
+    assert "| FID | Fréchet | PSNR" in both
+    assert "EfficientNet-Lite0 (this is no FID)" in both
+    assert "In the features of Inception, against 40" in both
+
+
 def test_filled_pictures_are_compared_with_the_training_set_too(pipe, tmp_path):
     """The same hole filled with nothing but the original, nearly: near to its set, and farther from another."""
     own, other = (evaluation(pipe, tmp_path / str(seed), training=store(12, seed), references=12) for seed in (0, 7))
@@ -160,6 +182,7 @@ def test_guidance_is_plotted_where_it_was_swept(tmp_path):
             "set": "a",
             "what": "wide",
             "method": OURS,
+            "features": "some",
             "settings": settings,
             "lpips": [0.1 + i, 0.01],
             "frechet": 5 - c,
@@ -212,7 +235,10 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
     ("wrong", "said"),
     [
         (("--holes", ""), "nothing to evaluate"),
-        (("--steps", "many"), "--steps must be numbers"),
+        (("--steps", "many"), "--steps must be whole numbers"),
+        (("--steps", "16.5"), "--steps must be whole numbers"),
+        (("--eta", "x"), "--eta must be numbers"),
+        (("--features", "vgg"), "--features must be one of lite, inception"),
         (("--methods", "magic"), "method must be one of"),
         (("--holes", "square,round"), "holes must be of extrema"),
         (("--count", "1"), "count must be an integer of at least 2"),

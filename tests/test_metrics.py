@@ -1,16 +1,21 @@
 """Metrics: each against its formula, written out by hand or in other words; LPIPS against published numbers too."""
 
+import hashlib
 import math
 import os
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from asyncpatch import metrics
 from asyncpatch.data.masks import holes
 from asyncpatch.metrics import (
     LPIPS,
@@ -326,3 +331,56 @@ X, HOLE = torch.zeros(2, 3, 8, 8), torch.ones(2, 1, 8, 8)
 def test_bad_arguments_are_named(call, words, weights):
     with pytest.raises(ValueError, match=words):
         call(LPIPS(weights))
+
+
+def test_lpips_is_downloaded_once_and_checked(weights, pictures, tmp_path, monkeypatch):
+    """From a file here in the place of torchvision's server, with the checksum of what is in it."""
+    monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(LPIPS_VARIABLE, raising=False)
+    assert metrics.lpips_file() is None
+    heads = torch.load(
+        Path(torchmetrics.__file__).parent / "functional/image/lpips_models/alex.pth", map_location="cpu"
+    )
+    alexnet = {name.removeprefix("net."): value for name, value in weights.items() if name.startswith("net.")}
+    source = tmp_path / "alexnet.pth"
+    torch.save({**alexnet, "classifier.1.weight": torch.zeros(3)}, source)
+    with pytest.raises(ValueError, match="are not the published weights of LPIPS"):
+        metrics.download_lpips(source.as_uri())
+    assert list((tmp_path / "cache").iterdir()) == []
+
+    whole = {f"net.{name}": value for name, value in alexnet.items()} | heads
+    total = hashlib.sha256(b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(whole.items())))
+    monkeypatch.setattr(metrics, "_LPIPS_SUM", total.hexdigest())
+    told = []
+    file = metrics.download_lpips(source.as_uri(), progress=lambda done, of: told.append((done, of)))
+    assert told[-1] == (source.stat().st_size, source.stat().st_size)
+    assert torch.equal(LPIPS.load()(*pictures), LPIPS(whole)(*pictures))
+    assert metrics.download_lpips("file:///nowhere") == file == metrics.lpips_file()
+
+
+def test_the_checksum_is_that_of_the_published_weights():
+    path, _ = published()
+    found = sorted(load_file(path).items())
+    total = hashlib.sha256(b"".join(name.encode() + value.numpy().tobytes() for name, value in found))
+    assert total.hexdigest() == metrics._LPIPS_SUM
+
+
+def test_inception_is_asked_through_torch_fidelity(monkeypatch):
+    class Extractor(torch.nn.Module):
+        def __init__(self, name, features_list, feature_extractor_weights_path=None):
+            super().__init__()
+            self.said = (name, features_list, feature_extractor_weights_path)
+
+        def forward(self, levels):
+            assert levels.dtype == torch.uint8
+            return (levels.float().mean((2, 3)).repeat(1, 4),)
+
+    with pytest.raises(ImportError, match="FID needs torch-fidelity"):
+        metrics.InceptionFeatures()
+    module = types.ModuleType("torch_fidelity.feature_extractor_inceptionv3")
+    module.FeatureExtractorInceptionV3 = Extractor
+    monkeypatch.setitem(sys.modules, "torch_fidelity", types.ModuleType("torch_fidelity"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    features = metrics.InceptionFeatures("inception.pth")
+    assert features.net.said == ("inception-v3-compat", ["2048"], "inception.pth")
+    assert features(torch.full((2, 3, 8, 8), 7, dtype=torch.uint8)).tolist() == [[7.0] * 12] * 2

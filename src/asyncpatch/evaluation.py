@@ -32,7 +32,9 @@ from asyncpatch.drawing import picture, sheet
 from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.images import Picture, blank
 from asyncpatch.metrics import (
+    FEATURES,
     LPIPS,
+    InceptionFeatures,
     LiteFeatures,
     frechet_distance,
     kernel_distance,
@@ -109,6 +111,8 @@ class Evaluation:
     """Pictures that samples, and filled pictures, should resemble; with labels."""
     lpips: LPIPS | None = None
     references: int = 20_000
+    features: str = "lite"
+    """The network in whose features sets are compared, one of ``metrics.FEATURES``."""
 
     def name(self, cell: Cell) -> str:
         """Of a cell's files: what one would look for, and a mark of all else that its figures depend on."""
@@ -118,7 +122,7 @@ class Evaluation:
         parts = [json.dumps(told, sort_keys=True), self._model, "" if store is None else _mark(store)]
         parts += [
             str(self.lpips is not None),
-            "" if self.training is None else f"{_mark(self.training)}/{self.references}",
+            "" if self.training is None else f"{_mark(self.training)}/{self.references}/{self.features}",
         ]
         mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
         return re.sub(r"[^\w.-]+", "_", f"{cell.set}-{cell.what}-{cell.method}-{mark}")
@@ -229,7 +233,7 @@ class Evaluation:
         metric = frechet_distance(AsTheyAre(real.shape[1]))
         metric.update(real, real=True)
         metric.update(self._features(((made + 1.0) * 127.5).round().byte()), real=False)
-        return {"frechet": float(metric.compute()), "references": len(real)}
+        return {"frechet": float(metric.compute()), "references": len(real), "features": self._network.title}
 
     # ---- Samples
 
@@ -249,7 +253,7 @@ class Evaluation:
         shown = [each.pictures[0].image() for each in made[: 8 * _SHOWN]]
         self._show(cell, [shown[k : k + _SHOWN] for k in range(0, len(shown) - _SHOWN + 1, _SHOWN)] or [shown])
         return {
-            "pictures": len(made), "references": len(real), "features": "EfficientNet-Lite0",
+            "pictures": len(made), "references": len(real), "features": self._network.title,
             **compared(real, self._features(levels)),
             "calls": self.pipeline.work(plan) / len(made), "seconds": seconds / len(made),
         }  # fmt: skip
@@ -257,7 +261,7 @@ class Evaluation:
     def _reference(self, store: Store) -> Tensor:
         """Features of training pictures, computed once."""
         chosen = spaced(len(store), self.references)
-        file = self.folder / f"reference-{_mark(store)[:12]}-{len(chosen)}.safetensors"
+        file = self.folder / f"reference-{self.features}-{_mark(store)[:12]}-{len(chosen)}.safetensors"
         if not file.exists():
             levels = torch.from_numpy(store.pictures[chosen].copy()).permute(0, 3, 1, 2)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,10 +272,12 @@ class Evaluation:
 
     def _features(self, levels: Tensor) -> Tensor:
         """Of pictures [N, 3, H, W], uint8; by parts."""
-        device = self.pipeline.unet.device
-        features = LiteFeatures().to(device)
         parts = torch.split(levels, _FEATURE_BATCH)
-        return torch.cat([features(part.to(device)).cpu() for part in parts])
+        return torch.cat([self._network(part.to(self.pipeline.unet.device)).cpu() for part in parts])
+
+    @cached_property
+    def _network(self) -> LiteFeatures | InceptionFeatures:
+        return FEATURES[self.features]().to(self.pipeline.unet.device)
 
     def _show(self, cell: Cell, rows: list[list[Any]]) -> None:
         folder = self.folder / "sheets"
@@ -339,26 +345,32 @@ def markdown(results: Iterable[Result]) -> str:
     lines = []
     filled = [each for each in results if each["what"] != SAMPLES]
     if filled:
-        extra = [
-            title for key, title in (("lpips", "LPIPS"), ("frechet", "Fréchet")) if any(key in each for each in filled)
-        ]
+        distances = {_distance(each) for each in filled if "frechet" in each}
+        extra = [*(["LPIPS"] if any("lpips" in each for each in filled) else []), *sorted(distances)]
         titles = ["set", "hole", "method", "pictures", *extra, "PSNR", "SSIM", "seam (original)", "calls", "seconds"]
         lines += [_row(titles), _row(["---"] * len(titles))]
         for each in filled:
-            shown = {
-                "LPIPS": _said(each["lpips"], 4) if "lpips" in each else "",
-                "Fréchet": f"{each['frechet']:.2f}" if "frechet" in each else "",
-            }
+            shown = {"LPIPS": _said(each["lpips"], 4) if "lpips" in each else ""}
+            if "frechet" in each:
+                shown[_distance(each)] = f"{each['frechet']:.2f}"
             seam = f"{each['seam']:.2f} ({each['seam of the original']:.2f})"
+            further = (shown.get(title, "") for title in extra)
             lines.append(_row([
-                each["set"], each["what"], _how(each), f"{each['pictures']:,}", *(shown[title] for title in extra),
+                each["set"], each["what"], _how(each), f"{each['pictures']:,}", *further,
                 _said(each["psnr"], 2), _said(each["ssim"], 3), seam, f"{each['calls']:,.0f}", f"{each['seconds']:.2f}",
             ]))  # fmt: skip
-    made = [each for each in results if each["what"] == SAMPLES]
-    if made:
-        lines += ["", f"In the features of {made[0]['features']} (this is no FID), against {made[0]['references']:,} "
-                  "training pictures:", ""]  # fmt: skip
-        titles = ["method", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "calls", "seconds"]
+    samples = [each for each in results if each["what"] == SAMPLES]
+    for features in sorted({each["features"] for each in samples}):
+        made = [each for each in samples if each["features"] == features]
+        warned = "" if features == InceptionFeatures.title else " (this is no FID)"
+        lines += [
+            "",
+            f"In the features of {features}{warned}, against {made[0]['references']:,} training pictures:",
+            "",
+        ]
+        titles = [
+            "method", "samples", _distance(made[0]), "kernel distance x 1000", "precision", "recall", "calls", "seconds"
+        ]  # fmt: skip
         lines += [_row(titles), _row(["---"] * len(titles))]
         for each in made:
             kernel = _said([1000 * value for value in each["kernel"]], 2)
@@ -372,10 +384,10 @@ def markdown(results: Iterable[Result]) -> str:
 def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     """Input guidance against class guidance, as a picture: LPIPS and Fréchet distance of filled holes, a line for each
     class guidance, along which input guidance grows. False, and no file, where there is nothing to compare."""
-    swept: dict[tuple[str, str], dict[float, list[tuple[float, float, float]]]] = {}
+    swept: dict[tuple[str, str, str], dict[float, list[tuple[float, float, float]]]] = {}
     for each in results:
         if each["method"] == OURS and each["what"] != SAMPLES and "lpips" in each and "frechet" in each:
-            lines = swept.setdefault((each["set"], each["what"]), {})
+            lines = swept.setdefault((each["set"], each["what"], each["features"]), {})
             how = each["settings"]
             point = (how["input_guidance"], each["lpips"][0], each["frechet"])
             lines.setdefault(how["class_guidance"], []).append(point)
@@ -385,7 +397,7 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * len(swept), 4), layout="constrained")
-    for axes, ((name, kind), lines) in zip(
+    for axes, ((name, kind, features), lines) in zip(
         figure.subplots(1, len(swept), squeeze=False)[0], swept.items(), strict=True
     ):
         for weight, points in sorted(lines.items()):
@@ -393,10 +405,15 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
             axes.plot(lpips, frechet, "o-", label=f"class guidance {weight:g}")
             for value, across, up in zip(inputs, lpips, frechet, strict=True):
                 axes.annotate(f"{value:g}", (across, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel="Fréchet distance (EfficientNet-Lite0)")
+        axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel=f"Fréchet distance ({features})")
         axes.legend(title="numbers: input guidance")
     figure.savefig(file)
     return True
+
+
+def _distance(result: Result) -> str:
+    """What a Fréchet distance is called: in the features of one network, FID; in no others."""
+    return "FID" if result["features"] == InceptionFeatures.title else "Fréchet"
 
 
 def _row(texts: Sequence[str]) -> str:

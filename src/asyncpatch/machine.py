@@ -1,4 +1,4 @@
-"""What this process may use of its machine."""
+"""What this process may use of its machine, and where it keeps things there."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def cores() -> int:
         return min(count, max(1, int(quota) // int(period)))
     except (OSError, ValueError):  # no such file, or "max": no limit
         return count
+
+
+def cache_folder() -> Path:
+    """Where decoded pictures and downloads are kept: $ASYNCPATCH_CACHE, or the user's cache folder."""
+    if own := os.environ.get("ASYNCPATCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpatch"

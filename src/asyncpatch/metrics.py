@@ -20,18 +20,22 @@ out.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
+import urllib.request
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncpatch import checks
+from asyncpatch.machine import cache_folder
 
 if TYPE_CHECKING:
     from torchmetrics.image.fid import FrechetInceptionDistance
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
 
 LPIPS_VARIABLE = "ASYNCPATCH_LPIPS"
 """The environment variable that names the file of LPIPS's weights."""
+
+ALEXNET = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
+_LPIPS_SUM = "0cb44e2ce784357a2560b22a2f20f507696bb616d73389e0bd7716c9b385c041"
+"""Of the names and numbers of LPIPS's weights, in the order of the names."""
 
 _DATA_RANGE = 2.0  # from -1 to 1
 
@@ -80,14 +88,15 @@ class LPIPS(nn.Module):
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> LPIPS:
-        """With the weights of a safetensors file: ``path``, or the one that $ASYNCPATCH_LPIPS names."""
-        named = path if path is not None else os.environ.get(LPIPS_VARIABLE)
-        if not named or not Path(named).is_file():
+        """With the weights of a safetensors file: ``path``, or what ``lpips_file`` finds."""
+        named = path if path is not None else lpips_file()
+        if named is None or not Path(named).is_file():
             came = f"there is no file {named}" if named else f"no path was given and {LPIPS_VARIABLE} is not set"
             raise FileNotFoundError(
-                f"LPIPS needs its weights, but {came}. Pass the path of a safetensors file, or name it in the "
-                f"environment variable {LPIPS_VARIABLE}. It holds torchvision's AlexNet (net.features.0.weight, ...) "
-                "and the heads of the PyPI package lpips, lpips/weights/v0.1/alex.pth (lin0.model.1.weight, ...)."
+                f"LPIPS needs its weights, but {came}. Pass the path of a safetensors file, name it in the environment "
+                f"variable {LPIPS_VARIABLE}, or have it downloaded once (--lpips download, metrics.download_lpips()). "
+                "It holds torchvision's AlexNet (net.features.0.weight, ...) and the heads of the PyPI package lpips, "
+                "lpips/weights/v0.1/alex.pth (lin0.model.1.weight, ...)."
             )
         return cls(load_file(named))
 
@@ -115,6 +124,51 @@ class LPIPS(nn.Module):
         return distance
 
 
+def lpips_file() -> Path | None:
+    """The file that $ASYNCPATCH_LPIPS names or, where that is not set, the one that was downloaded before, if any."""
+    if named := os.environ.get(LPIPS_VARIABLE):
+        return Path(named)
+    kept = _kept_lpips()
+    return kept if kept.is_file() else None
+
+
+def _kept_lpips() -> Path:
+    return cache_folder() / "lpips-alex.safetensors"
+
+
+def download_lpips(url: str = ALEXNET, *, progress: Callable[[int, int], object] | None = None) -> Path:
+    """Fetch LPIPS's weights, once: torchvision's AlexNet (233 MB, of which 10 are kept) and the heads that come with
+    torchmetrics. They are used only if they are, bit for bit, the published ones. ``progress`` is told bytes, and of
+    how many."""
+    import torchmetrics
+
+    target = _kept_lpips()
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        file = Path(folder) / "alexnet.pth"
+        with urllib.request.urlopen(url, timeout=60) as source, open(file, "wb") as sink:
+            total, done = int(source.headers.get("Content-Length") or 0), 0
+            while part := source.read(1 << 20):
+                sink.write(part)
+                done += len(part)
+                if progress is not None:
+                    progress(done, total)
+        heads = Path(torchmetrics.__file__).parent / "functional" / "image" / "lpips_models" / "alex.pth"
+        of_net, of_heads = (torch.load(each, map_location="cpu", weights_only=True) for each in (file, heads))
+        weights = {f"net.{name}": value for name, value in of_net.items() if name.startswith("features.")} | of_heads
+        found = hashlib.sha256()
+        for name, value in sorted(weights.items()):
+            found.update(name.encode() + value.numpy().tobytes())
+        if found.hexdigest() != _LPIPS_SUM:
+            raise ValueError(f"what {url} gave are not the published weights of LPIPS: their checksum is another")
+        made = Path(folder) / target.name
+        save_file({name: value.contiguous() for name, value in weights.items()}, made)
+        os.replace(made, target)
+    return target
+
+
 def _renamed(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file's weights under this module's names; an error names what is missing or of another shape."""
     found = {}
@@ -128,6 +182,32 @@ def _renamed(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dic
     return found
 
 
+class InceptionFeatures(nn.Module):
+    """What the Inception network of 2015 sees, 2,048 features: those of FID. By torch-fidelity, which must be installed
+    (it needs torchvision) and fetches the network's weights, 92 MB, or takes them from the file ``weights``.
+
+    Pictures [B, 3, H, W], uint8, are enlarged to 299 pixels as TensorFlow once did it.
+    """
+
+    title = "Inception"
+
+    def __init__(self, weights: Path | str | None = None) -> None:
+        super().__init__()
+        try:
+            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+        except ImportError as error:
+            raise ImportError("FID needs torch-fidelity, and that torchvision: pip install torch-fidelity") from error
+        self.net = FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048"], feature_extractor_weights_path=None if weights is None else str(weights)
+        )
+        self.eval().requires_grad_(False)
+
+    def forward(self, levels: Tensor) -> Tensor:
+        (features,) = self.net(levels)
+        found: Tensor = features
+        return found
+
+
 class LiteFeatures(nn.Module):
     """What EfficientNet-Lite0 (ImageNet) sees: 1,280 features, the mean over its last feature map, [B, 1280].
 
@@ -135,6 +215,7 @@ class LiteFeatures(nn.Module):
     features is *not* the FID of the literature, which needs the Inception network of 2015.
     """
 
+    title = "EfficientNet-Lite0"
     side = 224
 
     def __init__(self) -> None:
@@ -153,6 +234,13 @@ class LiteFeatures(nn.Module):
         x = functional.interpolate(levels.float(), size, mode="bicubic", antialias=True, align_corners=False)
         features: Tensor = self.net.extract_features((x.clamp(0.0, 255.0) - 127.0) / 128.0)
         return features.mean((2, 3))
+
+
+FEATURES: dict[str, Callable[[], LiteFeatures | InceptionFeatures]] = {
+    "lite": LiteFeatures,
+    "inception": InceptionFeatures,
+}
+"""Networks whose features can be compared, by name."""
 
 
 def frechet_distance(features: nn.Module | None = None) -> FrechetInceptionDistance:

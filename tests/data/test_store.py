@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from asyncpatch import machine
 from asyncpatch.data import decoders
-from asyncpatch.data import store as store_module
 from asyncpatch.data.sources import DataError, open_sources
 from asyncpatch.data.store import open_store
 
@@ -102,10 +102,10 @@ def test_large_pictures_give_crops_that_do_not_depend_on_the_order_of_decoding(t
 
 def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "mine"))
-    assert store_module.cache_folder() == tmp_path / "mine"
+    assert machine.cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("ASYNCPATCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    assert store_module.cache_folder() == tmp_path / "theirs/asyncpatch"
+    assert machine.cache_folder() == tmp_path / "theirs/asyncpatch"
 
 
 def test_a_picture_is_what_its_file_holds(tmp_path):

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file
 
-from asyncpatch.data import store
+from asyncpatch import machine
 from asyncpatch.data.feed import Pictures, StoredFeed, StreamedFeed
 from asyncpatch.data.sources import open_sources
 from asyncpatch.likelihood import elbo, synchronous_path
@@ -193,7 +193,7 @@ def test_crops_and_cache_reach_the_store(tmp_path, monkeypatch):
         trained(replace(recipe, crops=crops), [str(tmp_path / "large")], run, cache=tmp_path / "mine")
     assert sizes == [4, 12]
     assert len(list((tmp_path / "mine").iterdir())) == 2
-    assert not store.cache_folder().exists()
+    assert not machine.cache_folder().exists()
 
 
 def test_a_streamed_run_begins_with_the_first_batch(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,8 +117,11 @@ def evaluate(
     eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
     input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
     class_guidance: Annotated[str, typer.Option(help="likewise; filled holes are told their label for it")] = "0.0",
-    lpips: Annotated[Path | None, typer.Option(help="weights of LPIPS-Alex, a safetensors file [default: "
-                                               "$ASYNCPATCH_LPIPS, or without LPIPS]", show_default=False)] = None,
+    lpips: Annotated[str | None, typer.Option(help="weights of LPIPS-Alex, a safetensors file, or 'download' (233 MB, "
+                                              "once) [default: $ASYNCPATCH_LPIPS, or those downloaded before, or "
+                                              "without LPIPS]", show_default=False)] = None,
+    features: Annotated[str, typer.Option(help="in which sets are compared: lite (EfficientNet-Lite0), or inception "
+                                          "(FID; needs torch-fidelity)")] = "lite",
     batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
     cache: Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]",
                                                show_default=False)] = None,
@@ -140,28 +142,37 @@ def evaluate(
         import itertools
 
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         from asyncpatch.data.sources import Joined, open_sources
         from asyncpatch.data.store import Store, open_store
         from asyncpatch.evaluation import FREE, OURS, SAMPLES, Cell, Evaluation, guidance_plot
-        from asyncpatch.metrics import LPIPS, LPIPS_VARIABLE
+        from asyncpatch.metrics import FEATURES, LPIPS, download_lpips, lpips_file
 
         if find_spec("torchmetrics") is None:
             raise ValueError("this needs a few packages more: pip install 'asyncpatch[evaluate]'")
         part, parts = shard_from(shard) if shard else (0, 1)
+        if features not in FEATURES:
+            raise ValueError(f"--features must be one of {', '.join(FEATURES)}, got {features!r}")
 
-        def numbers(name: str, text: str) -> list[float]:
+        def numbers(name: str, text: str, kind: type = float) -> list[Any]:
             try:
-                return [float(each) for each in text.split(",")]
+                return [kind(each) for each in text.split(",")]
             except ValueError:
-                raise ValueError(f"--{name} must be numbers with commas between them, got {text!r}") from None
+                what = "whole numbers" if kind is int else "numbers"
+                raise ValueError(f"--{name} must be {what} with commas between them, got {text!r}") from None
 
         def ways(guidances: list[tuple[float, float]]) -> list[Settings]:
-            every = itertools.product(numbers("steps", steps), numbers("eta", eta), guidances)
-            return [
-                Settings(steps=int(a), eta=b, input_guidance=i, class_guidance=c, batch=batch) for a, b, (i, c) in every
-            ]
+            every = itertools.product(numbers("steps", steps, int), numbers("eta", eta), guidances)
+            return [Settings(steps=a, eta=b, input_guidance=i, class_guidance=c, batch=batch) for a, b, (i, c) in every]
 
         classes, inputs = numbers("class-guidance", class_guidance), numbers("input-guidance", input_guidance)
         filling = ways(list(itertools.product(inputs, classes)))
@@ -193,12 +204,19 @@ def evaluate(
             if found is None:
                 raise ValueError(f"there are no pictures in {each}")
             sets[name] = found
-        scored = LPIPS.load(lpips).to(pipeline.unet.device) if lpips or os.environ.get(LPIPS_VARIABLE) else None
-        work = Evaluation(pipeline, output, sets, store(data, "train") if samples or frechet else None, scored)
+        weights = lpips or lpips_file()
+        if lpips == "download":
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=Console(stderr=True), transient=True) as fetching:
+                task = fetching.add_task("LPIPS")
+                weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
+        scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
+        training = store(data, "train") if samples or frechet else None
+        work = Evaluation(pipeline, output, sets, training, scored, features=features)
         output.mkdir(parents=True, exist_ok=True)
         mine, console = cells[part::parts], Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*shown, console=console, transient=True) as progress:
             bar = progress.add_task("evaluating", total=len(mine))
             for cell in mine:
                 progress.update(bar, description=f"{cell.set}, {cell.what}, {cell.method}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from asyncpatch.data.decoders import Decoders
 from asyncpatch.data.sources import DataError, Joined
+from asyncpatch.machine import cache_folder
 
 FORMAT = 1
 MOST_BROKEN = 0.01
@@ -38,13 +38,6 @@ class Store:
 
     def __len__(self) -> int:
         return len(self.pictures)
-
-
-def cache_folder() -> Path:
-    """Where stores are kept unless something else is said: $ASYNCPATCH_CACHE, or the user's cache folder."""
-    if own := os.environ.get("ASYNCPATCH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpatch"
 
 
 def check_broken(broken: list[str], seen: int) -> None:
