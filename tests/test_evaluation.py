@@ -12,7 +12,18 @@ from typer.testing import CliRunner
 from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
-from asyncpatch.evaluation import OURS, RIVALS, SAMPLES, Cell, Evaluation, compared, guidance_plot, markdown, spaced
+from asyncpatch.evaluation import (
+    OURS,
+    RIVALS,
+    SAMPLES,
+    Cell,
+    Evaluation,
+    compared,
+    guidance_plot,
+    markdown,
+    paired,
+    spaced,
+)
 from asyncpatch.metrics import FEATURES
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline
@@ -52,6 +63,22 @@ def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
     assert found["psnr"][1] == pytest.approx(np.std(psnr, ddof=1) / 6**0.5, rel=0.05)
     assert (found["pictures"], found["calls"]) == (6, 4)  # two steps, each with a weaker question beside it
     assert "lpips" not in found
+
+
+def test_cells_of_the_same_pictures_are_compared_one_by_one(generator):
+    """Of differences that are known: a tenth more, with noise that both share and noise of its own."""
+    common = 1.0 + 0.5 * torch.rand(4000, generator=generator)
+    own = 0.05 * torch.randn(4000, generator=generator)
+
+    def cell(values, what="thin"):
+        return {"set": "a", "what": what, "each": {"lpips": values.tolist()}}
+
+    found, error = paired(cell(1.1 * common + own), cell(common))
+    assert found == pytest.approx(0.1, abs=4 * error)
+    assert error == pytest.approx(0.05 / 4000**0.5 / 1.25, rel=0.1)
+    for other in (cell(common, "wide"), cell(common[:9])):
+        with pytest.raises(ValueError, match="the same pictures and holes"):
+            paired(cell(common), other)
 
 
 def test_a_cell_is_computed_once(pipe, tmp_path, monkeypatch):

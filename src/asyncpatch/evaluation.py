@@ -151,10 +151,11 @@ class Evaluation:
         return made
 
     def write(self, results: Sequence[Result]) -> str:
-        """The table, as Markdown; and as files."""
+        """The table, as Markdown; and as files. (What is known of each picture stays in the cells.)"""
+        results = [{name: value for name, value in each.items() if name != "each"} for each in results]
         text = markdown(results)
         (self.folder / "table.md").write_text(text)
-        (self.folder / "table.json").write_text(json.dumps(list(results), indent=1) + "\n")
+        (self.folder / "table.json").write_text(json.dumps(results, indent=1) + "\n")
         flat = [_flat(each) for each in results]
         with open(self.folder / "table.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(name for each in flat for name in each)))
@@ -187,7 +188,8 @@ class Evaluation:
         row: Result = {"pictures": len(x)}
         if self.lpips is not None:
             pairs = zip(*(torch.split(each, _FEATURE_BATCH) for each in (x, made)), strict=True)
-            row["lpips"] = _mean(torch.cat([self.lpips(a.to(device), b.to(device)).cpu() for a, b in pairs]))
+            distances = torch.cat([self.lpips(a.to(device), b.to(device)).cpu() for a, b in pairs])
+            row |= {"lpips": _mean(distances), "each": {"lpips": [round(float(value), 5) for value in distances]}}
         row |= {
             "psnr": _mean(psnr_in_hole(made, x, hole)),
             "ssim": _mean(ssim_in_hole(made, x, hole)),
@@ -220,7 +222,8 @@ class Evaluation:
             xs, hs = x[some].to(device), hole[some].to(device)
             method = RIVALS[cell.method](model.process, xs, hs, **options)
             told = None if cell.method == "deqir" else Cond(label=torch.tensor(labels[some], device=device))
-            filled = method.run(denoiser, xs, cond=told, generator=generators(seeds[some]))
+            # their noise is drawn on the device: RePaint draws so much of it that it would take longer than the network
+            filled = method.run(denoiser, xs, cond=told, generator=generators(seeds[some], device))
             made.append(torch.where(hs > 0, filled, xs).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
@@ -337,6 +340,16 @@ def compared(real: Tensor, made: Tensor) -> Result:
         "frechet": float(frechet.compute()), "kernel": [float(mean), float(spread)],
         "precision": precision, "recall": recall,
     }  # fmt: skip
+
+
+def paired(one: Result, other: Result) -> tuple[float, float]:
+    """By how much the LPIPS of one cell is above that of another, relatively, and the standard error of that: of the
+    same pictures and holes, whose differences vary less than they do."""
+    a, b = (torch.tensor(cell["each"]["lpips"], dtype=torch.float64) for cell in (one, other))
+    if (one["set"], one["what"], len(a)) != (other["set"], other["what"], len(b)):
+        raise ValueError("only cells of the same pictures and holes can be compared picture by picture")
+    ratio = a.mean() / b.mean()
+    return float(ratio - 1.0), float((a - ratio * b).std() / len(a) ** 0.5 / b.mean())
 
 
 def markdown(results: Iterable[Result]) -> str:

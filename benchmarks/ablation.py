@@ -1,0 +1,241 @@
+"""The paper's two ablation tables on one's own pictures: ways to train one network, and rivals to fill holes with it.
+
+    python benchmarks/ablation.py train --data SET -o OUT [NAME ...]
+    python benchmarks/ablation.py evaluate --data SET -o OUT --lpips FILE [NAME ...]
+    python benchmarks/ablation.py tables -o OUT
+
+``train`` gives each of VARIANTS the recipe ``ablation64_23m``; given again it goes on where it was stopped.
+``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
+rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
+too, to be compared with. Cells are kept, and may be computed on several machines. ``tables`` writes OUT/results.md and
+OUT/results.png from whatever is there. ``--quick`` does it all in minutes on a CPU, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncpatch import recipes
+from asyncpatch.data.sources import open_sources
+from asyncpatch.data.store import open_store
+from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, paired
+from asyncpatch.metrics import LPIPS
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.settings import Settings
+from asyncpatch.train.run import train
+
+BASELINE = "baseline"
+VARIANTS: dict[str, dict[str, Any]] = {
+    BASELINE: {"times": "global"},
+    "independent": {"times": "independent"},
+    "perlin": {"times": "perlin"},
+    "patchwise": {"times": "patchwise"},
+    "asyncpatch": {"times": "asyncpatch"},
+    SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
+    "mixture": {"times": "0.8 asyncpatch + 0.2 perlin-picture"},
+}
+KINDS = ("extrema", "square", "thin", "wide")
+PUBLISHED_FID = {BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77}
+"""FID of 50,000 samples of the paper's 600M network on ImageNet-64: another measure, network and set."""
+PUBLISHED_LPIPS = {
+    "repaint": (0.282, 0.106, 0.053, 0.097),
+    "perlin": (0.225, 0.085, 0.039, 0.075),
+    "patchwise": (0.228, 0.087, 0.041, 0.078),
+    "asyncpatch": (0.229, 0.088, 0.041, 0.078),
+}
+"""LPIPS by kind of hole of its 60M network there; RePaint is on the baseline."""
+
+
+def cells(name: str, quick: bool) -> list[Cell]:
+    """What is computed of a variant."""
+    many, few, samples = (4, 2, 10) if quick else (1000, 250, 10_000)
+    steps, batch = (2, 8) if quick else (50, 250)
+    plain = Settings(steps=steps, batch=batch)
+    own = SUPERVISED if name == SUPERVISED else OURS
+    found = [Cell("held out", SAMPLES, OURS, plain, samples)]
+    for kind in KINDS:
+        for how in (plain, replace(plain, input_guidance=1.0)):
+            found += [Cell("held out", kind, own, how, count) for count in (many, few)]
+        if name == BASELINE:
+            rivals = ("ddrm", "ddnm") if quick else [each for each in RIVALS if each != SUPERVISED]
+            found += [Cell("held out", kind, rival, Settings(batch=batch), few) for rival in rivals]
+    return found
+
+
+def train_all(given: argparse.Namespace) -> None:
+    recipe = recipes.smoke() if given.quick else recipes.ablation64_23m()
+    if given.quick:
+        recipe = replace(recipe, steps=10, resolution=32)
+    for name in given.names:
+        print(f"{name}: {VARIANTS[name]}", flush=True)
+        train(replace(recipe, **VARIANTS[name]), [given.data], given.output / name, resume=True, cache=given.cache)
+
+
+def evaluate_all(given: argparse.Namespace) -> None:
+    for name in given.names:
+        pipeline = AsyncPatchPipeline.from_pretrained(given.output / name / "model").prepare()
+
+        def store(split: str, side: int = pipeline.model.resolution) -> Any:
+            source = open_sources([given.data], split)
+            return None if source is None else open_store(source, side, cache=given.cache)
+
+        held, training = store("validation"), store("train")
+        lpips = None if given.lpips is None else LPIPS.load(given.lpips).to(pipeline.unet.device)
+        sets = {"held out": held if held is not None else training}
+        references = 40 if given.quick else 20_000
+        work = Evaluation(pipeline, given.output / name / "evaluation", sets, training, lpips, references)
+        for cell in cells(name, given.quick):
+            found = work.result(cell)
+            said = {key: found[key] for key in ("frechet", "lpips", "calls", "seconds") if key in found}
+            print(name, cell.what, cell.method, cell.count, said, flush=True)
+
+
+def tables(given: argparse.Namespace) -> None:
+    found = {
+        name: [json.loads(file.read_text()) for file in sorted((given.output / name).glob("evaluation/cells/*.json"))]
+        for name in VARIANTS
+    }
+    lines = [*generation(found), "", *inpainting(found), "", *comparison(found)]
+    (given.output / "results.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    plot(found, given.output / "results.png")
+
+
+def one(rows: Iterable[Result], **wanted: Any) -> Result | None:
+    """The row with these values: of its own, or of its settings."""
+    for row in rows:
+        if all(({**row["settings"], **row}).get(name) == value for name, value in wanted.items()):
+            return row
+    return None
+
+
+def most(rows: list[Result]) -> int:
+    """How many pictures the large cells have."""
+    return max((row["pictures"] for row in rows if row["what"] != SAMPLES), default=0)
+
+
+def mean_of(row: Result | None, key: str) -> str:
+    return "" if row is None or key not in row else f"{row[key][0]:.4f} ± {row[key][1]:.4f}"
+
+
+def line(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def generation(found: dict[str, list[Result]]) -> list[str]:
+    titles = ("trained with", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID")
+    lines = [line(*titles), line(*["---"] * len(titles))]
+    for name, rows in found.items():
+        row = one(rows, what=SAMPLES)
+        if row is not None:
+            kernel = f"{1000 * row['kernel'][0]:.2f} ± {1000 * row['kernel'][1]:.2f}"
+            published = f"{PUBLISHED_FID[name]:.2f}" if name in PUBLISHED_FID else ""
+            lines.append(
+                line(name, f"{row['pictures']:,}", f"{row['frechet']:.2f}", kernel, f"{row['precision']:.3f}",
+                     f"{row['recall']:.3f}", published)
+            )  # fmt: skip
+    return lines
+
+
+def methods(found: dict[str, list[Result]]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Rows of the table of holes: their title, the variant, and which of its cells."""
+    listed: list[tuple[str, str, dict[str, Any]]] = []
+    for name, rows in found.items():
+        for guidance in (0.0, 1.0):
+            title = name if name != BASELINE else f"{BASELINE}, asked with a time per pixel"
+            own = {"method": SUPERVISED if name == SUPERVISED else OURS, "input_guidance": guidance}
+            listed.append((f"{title}, input guidance 1" if guidance else title, name, {**own, "pictures": most(rows)}))
+    listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in RIVALS if each != SUPERVISED]
+    return listed
+
+
+def inpainting(found: dict[str, list[Result]]) -> list[str]:
+    """Two tables: LPIPS, the paper's beside; Fréchet distance and PSNR."""
+    head = ("method", "pictures", "calls")
+    near = [line(*head, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 7)]
+    like = [line(*head, *KINDS), line(*["---"] * 7)]
+    for title, name, which in methods(found):
+        rows = [one(found[name], what=kind, **which) for kind in KINDS]
+        there = [row for row in rows if row is not None]
+        if not there:
+            continue
+        texts = [title, f"{there[0]['pictures']:,}", f"{there[0]['calls']:,.0f}"]
+        key = name if which["method"] in FREE else which["method"]
+        published = None if which.get("input_guidance") else PUBLISHED_LPIPS.get(key)
+        papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
+        near.append(line(*texts, *(mean_of(row, "lpips") + paper for row, paper in zip(rows, papers, strict=True))))
+        like.append(
+            line(*texts, *("" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in rows))
+        )
+    return ["LPIPS:", "", *near, "", "Fréchet distance, and PSNR in the hole:", "", *like]
+
+
+def comparison(found: dict[str, list[Result]]) -> list[str]:
+    """LPIPS against RePaint on the baseline, on the same pictures; with 95 % confidence."""
+    titles = ("method", "calls, of RePaint's", *(f"{kind}: LPIPS against RePaint's" for kind in KINDS))
+    lines = [line(*titles), line(*["---"] * len(titles))]
+    repaint = {kind: one(found[BASELINE], what=kind, method="repaint") for kind in KINDS}
+    for title, name, which in methods(found):
+        texts, calls = [], ""
+        for kind, theirs in repaint.items():
+            which = {**which, "pictures": theirs["pictures"] if theirs else 0}
+            row = one(found[name], what=kind, **which)
+            if row is None or theirs is None or "each" not in row or row is theirs:
+                texts.append("")
+                continue
+            change, error = paired(row, theirs)
+            calls = f"{row['calls'] / theirs['calls']:.3f}"
+            texts.append(f"{change:+.1%} ± {1.96 * error:.1%}")
+        if any(texts):
+            lines.append(line(title, calls, *texts))
+    return lines
+
+
+def plot(found: dict[str, list[Result]], file: Path) -> None:
+    """Generation against inpainting, a point for each variant."""
+    from matplotlib.figure import Figure
+
+    points = {}
+    for name, rows in found.items():
+        own, samples = SUPERVISED if name == SUPERVISED else OURS, one(rows, what=SAMPLES)
+        filled = [one(rows, what=kind, method=own, input_guidance=0.0, pictures=most(rows)) for kind in KINDS]
+        if samples is not None and all(row is not None and "lpips" in row for row in filled):
+            mean = torch.tensor([row["lpips"][0] for row in filled if row is not None]).mean()
+            points[name] = (samples["frechet"], float(mean))
+    if not points:
+        return
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, point in points.items():
+        axes.plot(*point, "o")
+        axes.annotate(name, point, xytext=(5, 5), textcoords="offset points")
+    axes.margins(0.2)
+    axes.set(xlabel="generation: Fréchet distance (EfficientNet-Lite0)", ylabel="inpainting: LPIPS, mean of four kinds")
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=("train", "evaluate", "tables"))
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(VARIANTS)} [default: all]")
+    options.add_argument("--data", default="shapes")
+    options.add_argument("-o", "--output", type=Path, required=True)
+    options.add_argument("--lpips", type=Path)
+    options.add_argument("--cache", type=Path)
+    options.add_argument("--quick", action="store_true")
+    given = options.parse_args()
+    given.names = given.names or list(VARIANTS)
+    if unknown := set(given.names) - set(VARIANTS):
+        options.error(f"there is no variant {', '.join(sorted(unknown))}")
+    {"train": train_all, "evaluate": evaluate_all, "tables": tables}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()
