@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from asyncpatch.process import CosineVP, RectifiedFlow
 from asyncpatch.protocols import Denoised, Visit
-from asyncpatch.steps import churned_ddim, ddim, heun
+from asyncpatch.steps import churned_ddim, ddim, heun, multistep
 from oracle import random_gaussian
 
 STEPS = {
@@ -13,6 +15,7 @@ STEPS = {
     "ddim eta 1": lambda process: ddim(process, eta=1.0),
     "churned": churned_ddim,
     "heun": heun,
+    "multistep": multistep,
 }
 times = st.floats(0.0, 1.0, width=32)
 
@@ -94,13 +97,13 @@ def test_the_papers_coefficient_is_not_eta_but_near_eta_one_half_at_small_steps(
     assert churned > 1.9 * move(ddim(flow, eta=0.25), 0.0, 0.5, 0.499, 0.0, 1.0).item()
 
 
-@pytest.mark.parametrize("name", ["ddim", "ddim eta 1", "churned"])
+@pytest.mark.parametrize("name", ["ddim", "ddim eta 1", "churned", "multistep"])
 @pytest.mark.parametrize("t", [0.3, 1.0])
 def test_ddim_to_time_zero_is_the_answer_itself(process, name, t):
     assert move(STEPS[name](process), 0.9, t, 0.0, 0.123, 5.0).item() == 0.123
 
 
-@pytest.mark.parametrize("name", ["ddim", "heun"])
+@pytest.mark.parametrize("name", ["ddim", "heun", "multistep"])
 def test_the_cosine_process_steps_like_rectified_flow_rescaled(name, generator):
     """The same denoiser, asked in either process's terms, must lead to the same picture."""
     cosine, flow = CosineVP(), RectifiedFlow()
@@ -153,7 +156,7 @@ def test_without_an_answer_a_step_noises_and_holds_but_never_denoises(process, n
     assert found[..., 2].isnan().all()
 
 
-@pytest.mark.parametrize("build", [ddim, churned_ddim, heun])
+@pytest.mark.parametrize("build", [ddim, churned_ddim, heun, multistep])
 def test_a_process_that_was_not_made_is_named(build):
     with pytest.raises(TypeError, match=r"process must be a process such as RectifiedFlow\(\), got <class"):
         build(RectifiedFlow)
@@ -195,3 +198,37 @@ def test_heun_asks_about_noised_tokens_where_they_will_be(process, generator):
     out = heun(process)(denoise, Visit(z, t, Denoised(0.5 * z)), s, lambda: torch.ones_like(z), None)
     assert torch.equal(asked[0][0][..., 0], out[..., 0])
     assert torch.equal(asked[0][1], s)
+
+
+def test_multistep_is_exact_for_answers_in_a_straight_line():
+    """dy/dh = (y - x(h)) / h with x(h) = 3 + 2 h, by its solution y = C h + 3 - 2 h log h; from a step as long."""
+    flow, calls = RectifiedFlow(), []
+
+    def solution(h, constant=0.7):
+        return constant * h + 3 - 2 * h * math.log(h)
+
+    def go(before, t, s):
+        last = None if before is None else Visit(full(0.0), full(before), Denoised(full(3 + 2 * before)))
+        now = Visit(full(solution(t)), full(t), Denoised(full(3 + 2 * t)))
+        return multistep(flow)(lambda *_: calls.append(0), now, full(s), lambda: full(0.0), last).item()
+
+    assert go(0.8, 0.6, 0.4) == pytest.approx(solution(0.4), abs=1e-6)
+    assert go(0.8, 0.6, 0.3) == pytest.approx(solution(0.3), abs=1e-6)
+    first = move(ddim(flow), solution(0.6), 0.6, 0.4, 3 + 2 * 0.6, 0.0).item()
+    for stood in (None, 0.6, 0.5):  # nothing before, or it did not come from above
+        assert go(stood, 0.6, 0.4) == pytest.approx(first, abs=1e-9)
+    assert abs(first - solution(0.4)) > 0.01
+    assert go(0.8, 0.6, 0.0) == pytest.approx(3 + 2 * 0.6)  # its last step
+    assert abs(go(0.601, 0.6, 0.3) - first) < abs(go(0.8, 0.6, 0.3) - first) + 0.2  # no line from next to nothing
+    assert not calls
+
+
+def test_multistep_continues_each_token_by_itself(process, generator):
+    """One that waited goes as by DDIM, beside one that did not."""
+    z, x, old, noise = (torch.randn(1, 1, 1, 2, generator=generator, dtype=torch.float64) for _ in range(4))
+    t, s = torch.tensor([0.7, 0.7]).view(1, 1, 1, 2), torch.tensor([0.5, 0.5]).view(1, 1, 1, 2)
+    last = Visit(z, torch.tensor([0.9, 0.7]).view(1, 1, 1, 2), Denoised(old))
+    found = multistep(process)(None, Visit(z, t, Denoised(x)), s, lambda: noise, last)
+    first = ddim(process)(None, Visit(z, t, Denoised(x)), s, lambda: noise, None)
+    assert found[..., 1] == pytest.approx(first[..., 1], abs=1e-6)
+    assert abs(found[..., 0] - first[..., 0]) > 1e-3

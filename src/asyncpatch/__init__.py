@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of _HOME and _MODULES
     from asyncpatch.steps import churned_ddim as churned_ddim
     from asyncpatch.steps import ddim as ddim
     from asyncpatch.steps import heun as heun
+    from asyncpatch.steps import multistep as multistep
     from asyncpatch.time_sampling import AsyncPatch as AsyncPatch
     from asyncpatch.time_sampling import Global as Global
     from asyncpatch.time_sampling import Independent as Independent
@@ -50,7 +51,7 @@ _HOME = {
     "protocols": ("Cond", "Denoised", "Denoiser", "Schedule", "Step", "Visit"),
     "sampling": ("draw_noise", "generators", "sample"),
     "schedules": ("autoregressive", "from_function", "from_map", "inpainting", "synchronous"),
-    "steps": ("churned_ddim", "ddim", "heun"),
+    "steps": ("churned_ddim", "ddim", "heun", "multistep"),
     "time_sampling": ("AsyncPatch", "Global", "Independent", "Mixture", "Patchwise", "Perlin"),
 }
 _MODULES = ("coverage", "drawing", "fields", "oracle")

@@ -83,7 +83,7 @@ def sample(
     checks.canvas("z", z)
     _check_cond(cond, len(z))
     _check_generator(generator, len(z))
-    for make in (steps.ddim, steps.churned_ddim, steps.heun):
+    for make in (steps.ddim, steps.churned_ddim, steps.heun, steps.multistep):
         if step is make:  # type: ignore[comparison-overlap]
             raise TypeError(f"step must be made for a process first: step={make.__name__}(process)")
     if z.dtype not in (torch.float32, torch.float64):

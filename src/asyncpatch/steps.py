@@ -14,6 +14,13 @@ a DDIM step leaves a share ``std`` of the noise at s to chance:
     (5)  heun: the probability-flow ODE, second order, in rectified-flow coordinates (which any process has:
          y = z / (alpha + sigma), h = sigma / (alpha + sigma), dy/dh = (y - x-hat) / h).
 
+    (6)  multistep: the same equation, solved exactly for an x-hat that goes on as it went from the last question to
+         this one, in a straight line of slope c = (x-hat - x-hat') / (h - h'); with one question a step, second order:
+
+             y_s = u y + (1 - u) x-hat - c h (u log u + 1 - u),    u = h(s) / h(t)
+
+         c is 0 for a token that did not move before, and for its last step, where a line would be guesswork.
+
 These hold where s < t. Where s = t a token comes back bit for bit, and where s > t it is noised forward, in every step.
 A step that draws noise draws one canvas of it, for all tokens, so that nothing has to be looked at first.
 """
@@ -30,6 +37,9 @@ from asyncpatch import checks
 from asyncpatch.parameterization import from_x
 from asyncpatch.process import Process, check_process, divide
 from asyncpatch.protocols import Ask, Noise, Step, Visit
+
+_STRETCH = 1.5
+"""How many times as far as it was seen a line may be continued: a token may have begun just before a visit."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,33 @@ def _ddim(process: Process, share: Callable[[Tensor], Tensor]) -> Step:
     return step
 
 
+def _flow(process: Process, t: Tensor) -> tuple[Tensor, Tensor]:
+    """The coordinates of equation (5): the scale of y, and h."""
+    alpha, sigma = process.alpha(t), process.sigma(t)
+    return alpha + sigma, sigma / (alpha + sigma)
+
+
+def multistep(process: Process) -> Step:
+    """Equation (6): as many questions as DDIM, and better answers from few of them."""
+    check_process(process)
+
+    def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor:
+        z, t, out = now
+        if out is None:
+            return _unasked(process, now, s, noise)
+        (scale_t, h_t), (scale_s, h_s) = (_flow(process, time) for time in (t, s))
+        u = divide(h_s, h_t)
+        down = u * z / scale_t + (1.0 - u) * out.x
+        if last is not None and last.out is not None:
+            gap = torch.maximum(_flow(process, last.t)[1] - h_t, (h_t - h_s) / _STRETCH)
+            slope = divide(last.out.x - out.x, gap)
+            bend = h_t * (torch.xlogy(u, u) + 1.0 - u)
+            down = down - torch.where((last.t > t) & (s > 0), slope * bend, 0.0)
+        return torch.where(s < t, scale_s * down, process.transition(z, t, s, noise()))
+
+    return Noiseless(step)
+
+
 def heun(process: Process) -> Step:
     """Equation (5). Asks twice per step: at t, and again where the first answer leads.
 
@@ -83,10 +120,6 @@ def heun(process: Process) -> Step:
     """
     check_process(process)
 
-    def coordinates(t: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, sigma = process.alpha(t), process.sigma(t)
-        return alpha + sigma, sigma / (alpha + sigma)
-
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None, /) -> Tensor:
         z, t, out = now
         if out is None:
@@ -94,7 +127,7 @@ def heun(process: Process) -> Step:
         still = process.transition(z, t, s, noise())  # held or noised: what tokens with s >= t become
         final = s <= 0
         q = torch.where((s < t) & final, 0.5 * t, s)  # where the second question is asked
-        (scale_t, h_t), (scale_q, h_q), (scale_s, h_s) = (coordinates(time) for time in (t, q, s))
+        (scale_t, h_t), (scale_q, h_q), (scale_s, h_s) = (_flow(process, time) for time in (t, q, s))
         y = z / scale_t
         slope = divide(y - out.x, h_t)
         z_q = torch.where(s < t, scale_q * (y + (h_q - h_t) * slope), still)
