@@ -26,7 +26,7 @@ from asyncpatch import recipes
 from asyncpatch.data.sources import open_sources
 from asyncpatch.data.store import open_store
 from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, paired
-from asyncpatch.metrics import LPIPS
+from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
 from asyncpatch.train.run import train
@@ -59,7 +59,7 @@ def cells(name: str, quick: bool) -> list[Cell]:
     steps, batch = (2, 8) if quick else (50, 250)
     plain = Settings(steps=steps, batch=batch)
     own = SUPERVISED if name == SUPERVISED else OURS
-    found = [Cell("held out", SAMPLES, OURS, plain, samples)]
+    found = [Cell("held out", SAMPLES, own, plain, samples)]
     for kind in KINDS:
         for how in (plain, replace(plain, input_guidance=1.0)):
             found += [Cell("held out", kind, own, how, count) for count in (many, few)]
@@ -87,7 +87,12 @@ def evaluate_all(given: argparse.Namespace) -> None:
             return None if source is None else open_store(source, side, cache=given.cache)
 
         held, training = store("validation"), store("train")
-        lpips = None if given.lpips is None else LPIPS.load(given.lpips).to(pipeline.unet.device)
+        if held is None and not given.quick:
+            raise ValueError(f"{given.data} holds nothing out: it needs a validation split")
+        weights = given.lpips or lpips_file()
+        if weights is None and not given.quick:
+            raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")
+        lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
         sets = {"held out": held if held is not None else training}
         references = 40 if given.quick else 20_000
         work = Evaluation(pipeline, given.output / name / "evaluation", sets, training, lpips, references)
@@ -110,15 +115,19 @@ def tables(given: argparse.Namespace) -> None:
 
 def one(rows: Iterable[Result], **wanted: Any) -> Result | None:
     """The row with these values: of its own, or of its settings."""
-    for row in rows:
-        if all(({**row["settings"], **row}).get(name) == value for name, value in wanted.items()):
-            return row
-    return None
+    found = [row for row in rows if all({**row["settings"], **row}.get(key) == value for key, value in wanted.items())]
+    if len(found) > 1:
+        raise ValueError(
+            f"there are {len(found)} cells of {wanted}: of other weights, data or machines, or without LPIPS. Remove "
+            "those that are not meant from the variant's evaluation/cells"
+        )
+    return found[0] if found else None
 
 
-def most(rows: list[Result]) -> int:
-    """How many pictures the large cells have."""
-    return max((row["pictures"] for row in rows if row["what"] != SAMPLES), default=0)
+def sizes(found: dict[str, list[Result]]) -> tuple[int, int]:
+    """How many pictures the large cells of holes have, and the small ones."""
+    counts = {row["pictures"] for rows in found.values() for row in rows if row["what"] != SAMPLES} or {0}
+    return max(counts), min(counts)
 
 
 def mean_of(row: Result | None, key: str) -> str:
@@ -131,7 +140,11 @@ def line(*texts: str) -> str:
 
 def generation(found: dict[str, list[Result]]) -> list[str]:
     titles = ("trained with", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID")
-    lines = [line(*titles), line(*["---"] * len(titles))]
+    lines = [
+        "New pictures. The Fréchet distance is in the features of EfficientNet-Lite0, and no FID; the paper's FID is "
+        "that of another network on ImageNet: only the order of the rows can be compared. One training of each.", "",
+        line(*titles), line(*["---"] * len(titles)),
+    ]  # fmt: skip
     for name, rows in found.items():
         row = one(rows, what=SAMPLES)
         if row is not None:
@@ -147,47 +160,60 @@ def generation(found: dict[str, list[Result]]) -> list[str]:
 def methods(found: dict[str, list[Result]]) -> list[tuple[str, str, dict[str, Any]]]:
     """Rows of the table of holes: their title, the variant, and which of its cells."""
     listed: list[tuple[str, str, dict[str, Any]]] = []
-    for name, rows in found.items():
+    for name in found:
         for guidance in (0.0, 1.0):
             title = name if name != BASELINE else f"{BASELINE}, asked with a time per pixel"
             own = {"method": SUPERVISED if name == SUPERVISED else OURS, "input_guidance": guidance}
-            listed.append((f"{title}, input guidance 1" if guidance else title, name, {**own, "pictures": most(rows)}))
+            listed.append((f"{title}, input guidance 1" if guidance else title, name, own))
     listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in RIVALS if each != SUPERVISED]
     return listed
 
 
 def inpainting(found: dict[str, list[Result]]) -> list[str]:
-    """Two tables: LPIPS, the paper's beside; Fréchet distance and PSNR."""
+    """Two tables: LPIPS, the paper's beside; Fréchet distance and PSNR, of equally many pictures, for the first of
+    these depends on how many there are."""
+    many, few = sizes(found)
     head = ("method", "pictures", "calls")
     near = [line(*head, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 7)]
     like = [line(*head, *KINDS), line(*["---"] * 7)]
     for title, name, which in methods(found):
-        rows = [one(found[name], what=kind, **which) for kind in KINDS]
-        there = [row for row in rows if row is not None]
-        if not there:
+        count = many if which["method"] in FREE else few
+        rows = [one(found[name], what=kind, pictures=count, **which) for kind in KINDS]
+        same = [one(found[name], what=kind, pictures=few, **which) for kind in KINDS]
+        there = next((row for row in rows if row is not None), None)
+        if there is None:
             continue
-        texts = [title, f"{there[0]['pictures']:,}", f"{there[0]['calls']:,.0f}"]
+        calls = f"{there['calls']:,.0f}"
         key = name if which["method"] in FREE else which["method"]
         published = None if which.get("input_guidance") else PUBLISHED_LPIPS.get(key)
         papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
-        near.append(line(*texts, *(mean_of(row, "lpips") + paper for row, paper in zip(rows, papers, strict=True))))
-        like.append(
-            line(*texts, *("" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in rows))
-        )
-    return ["LPIPS:", "", *near, "", "Fréchet distance, and PSNR in the hole:", "", *like]
+        texts = [mean_of(row, "lpips") + paper for row, paper in zip(rows, papers, strict=True)]
+        near.append(line(title, f"{count:,}", calls, *texts))
+        texts = ["" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in same]
+        like.append(line(title, f"{few:,}", calls, *texts))
+    return [
+        "LPIPS ± standard error over pictures (in brackets the paper's, on ImageNet-64 with a network of 60M). The "
+        f"supervised network was trained on {VARIANTS[SUPERVISED]['holes'].replace(',', ', ')} holes: extrema are new "
+        "to it.", "", *near, "",
+        "Fréchet distance to the training set (EfficientNet-Lite0) and PSNR in the hole, of the same pictures for all:",
+        "", *like,
+    ]  # fmt: skip
 
 
 def comparison(found: dict[str, list[Result]]) -> list[str]:
-    """LPIPS against RePaint on the baseline, on the same pictures; with 95 % confidence."""
-    titles = ("method", "calls, of RePaint's", *(f"{kind}: LPIPS against RePaint's" for kind in KINDS))
-    lines = [line(*titles), line(*["---"] * len(titles))]
+    """LPIPS against RePaint on the baseline, picture by picture."""
+    titles = ("method", "calls, of RePaint's", *KINDS)
+    lines = [
+        "LPIPS against that of RePaint on the baseline, on the same pictures, with intervals of 95 % over pictures "
+        "(not over trainings, of which there is one of each):", "",
+        line(*titles), line(*["---"] * len(titles)),
+    ]  # fmt: skip
     repaint = {kind: one(found[BASELINE], what=kind, method="repaint") for kind in KINDS}
     for title, name, which in methods(found):
         texts, calls = [], ""
         for kind, theirs in repaint.items():
-            which = {**which, "pictures": theirs["pictures"] if theirs else 0}
-            row = one(found[name], what=kind, **which)
-            if row is None or theirs is None or "each" not in row or row is theirs:
+            row = theirs and one(found[name], what=kind, pictures=theirs["pictures"], **which)
+            if row is None or theirs is None or row is theirs or not ("each" in row and "each" in theirs):
                 texts.append("")
                 continue
             change, error = paired(row, theirs)
@@ -205,7 +231,8 @@ def plot(found: dict[str, list[Result]], file: Path) -> None:
     points = {}
     for name, rows in found.items():
         own, samples = SUPERVISED if name == SUPERVISED else OURS, one(rows, what=SAMPLES)
-        filled = [one(rows, what=kind, method=own, input_guidance=0.0, pictures=most(rows)) for kind in KINDS]
+        many, _ = sizes(found)
+        filled = [one(rows, what=kind, method=own, input_guidance=0.0, pictures=many) for kind in KINDS]
         if samples is not None and all(row is not None and "lpips" in row for row in filled):
             mean = torch.tensor([row["lpips"][0] for row in filled if row is not None]).mean()
             points[name] = (samples["frechet"], float(mean))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -66,17 +67,17 @@ def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
 
 
 def test_cells_of_the_same_pictures_are_compared_one_by_one(generator):
-    """Of differences that are known: a tenth more, with noise that both share and noise of its own."""
-    common = 1.0 + 0.5 * torch.rand(4000, generator=generator)
+    """Of differences that are known: twice as much, with a spread that both share and noise of its own."""
+    common = 0.5 + 1.5 * torch.rand(4000, generator=generator)
     own = 0.05 * torch.randn(4000, generator=generator)
 
-    def cell(values, what="thin"):
-        return {"set": "a", "what": what, "each": {"lpips": values.tolist()}}
+    def cell(values, what="thin", data="a"):
+        return {"data": data, "what": what, "each": {"lpips": values.tolist()}}
 
-    found, error = paired(cell(1.1 * common + own), cell(common))
-    assert found == pytest.approx(0.1, abs=4 * error)
-    assert error == pytest.approx(0.05 / 4000**0.5 / 1.25, rel=0.1)
-    for other in (cell(common, "wide"), cell(common[:9])):
+    found, error = paired(cell(2.0 * common + own), cell(common))
+    assert found == pytest.approx(1.0, abs=4 * error)
+    assert error == pytest.approx(0.05 / 4000**0.5 / 1.25, rel=0.05)
+    for other in (cell(common, "wide"), cell(common[:9]), cell(common, data="b")):
         with pytest.raises(ValueError, match="the same pictures and holes"):
             paired(cell(common), other)
 
@@ -266,6 +267,9 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
         (("--steps", "16.5"), "--steps must be whole numbers"),
         (("--eta", "x"), "--eta must be numbers"),
         (("--features", "vgg"), "--features must be one of lite, inception"),
+        (("--features", "inception"), "changes nothing without"),
+        (("--features", "inception", "--frechet"), "FID needs torch-fidelity"),
+        (("--methods", "asyncpatch,supervised"), "--methods supervised needs a network that is shown"),
         (("--methods", "magic"), "method must be one of"),
         (("--holes", "square,round"), "holes must be of extrema"),
         (("--count", "1"), "count must be an integer of at least 2"),
@@ -274,9 +278,11 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
 )
 def test_mistakes_are_one_line(wrong, said, tiny_model, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
     result = run("--data", folder, "-o", tmp_path / "out", "--model", tiny_model, *wrong)
     assert result.exit_code == 2
     assert said in result.output
+    assert not (tmp_path / "out" / "cells").exists()  # nothing was computed before
 
 
 def test_sets_of_one_name_are_refused(tiny_model, folder, tmp_path):

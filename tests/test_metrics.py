@@ -346,6 +346,9 @@ def test_lpips_is_downloaded_once_and_checked(weights, pictures, tmp_path, monke
     torch.save({**alexnet, "classifier.1.weight": torch.zeros(3)}, source)
     with pytest.raises(ValueError, match="are not the published weights of LPIPS"):
         metrics.download_lpips(source.as_uri())
+    (tmp_path / "page.html").write_text("<p>not found</p>")
+    with pytest.raises(ValueError, match="is no file of weights"):
+        metrics.download_lpips((tmp_path / "page.html").as_uri())
     assert list((tmp_path / "cache").iterdir()) == []
 
     whole = {f"net.{name}": value for name, value in alexnet.items()} | heads
@@ -375,7 +378,8 @@ def test_inception_is_asked_through_torch_fidelity(monkeypatch):
             assert levels.dtype == torch.uint8
             return (levels.float().mean((2, 3)).repeat(1, 4),)
 
-    with pytest.raises(ImportError, match="FID needs torch-fidelity"):
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    with pytest.raises(ValueError, match="FID needs torch-fidelity"):
         metrics.InceptionFeatures()
     module = types.ModuleType("torch_fidelity.feature_extractor_inceptionv3")
     module.FeatureExtractorInceptionV3 = Extractor

@@ -6,8 +6,8 @@ import torch
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import draw_noise, generators, sample
-from asyncpatch.schedules import autoregressive, from_map, inpainting, synchronous
-from asyncpatch.steps import churned_ddim, ddim, heun
+from asyncpatch.schedules import OpenLoop, autoregressive, from_map, inpainting, synchronous
+from asyncpatch.steps import churned_ddim, ddim, heun, multistep
 from oracle import random_gaussian
 from watch import CountWaits, live_bytes
 
@@ -204,11 +204,18 @@ def test_bad_conditions_and_generators_are_named(more, kind, words):
 
 @pytest.mark.parametrize(
     ("make", "draws"),
-    [(ddim, False), (heun, False), (lambda process: ddim(process, eta=0.5), True), (churned_ddim, True)],
+    [
+        (ddim, False),
+        (heun, False),
+        (multistep, False),
+        (lambda process: ddim(process, eta=0.5), True),
+        (churned_ddim, True),
+    ],
 )
 def test_noise_is_drawn_only_where_something_needs_it(make, draws):
     fields = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 0.6)
-    for schedule, needed in ((synchronous(2), draws), (Custom(*fields), True)):  # the second one rises
+    rising = OpenLoop(lambda u: 4 * u * (1 - u), 2)
+    for schedule, needed in ((synchronous(2), draws), (Custom(*fields), True), (rising, True)):
         source = generators([0, 1])
         before = [each.get_state() for each in source]
         sample(shrink, schedule, torch.ones(2, 1, 2, 2), step=make(RectifiedFlow()), generator=source)

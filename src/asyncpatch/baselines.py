@@ -120,8 +120,9 @@ def mcg(
             out = denoise(z, now.t)
             distance = (known * (x - out.x)).flatten(1).norm(dim=1).sum()
             gradient = torch.autograd.grad(distance, z)[0]
-        moved = inner(denoise, now._replace(out=Denoised(out.x.detach())), s, noise, last)
-        return torch.where(known > 0, process.diffuse(x, s, noise()), moved - weight * gradient)
+        fresh = noise()  # one canvas does: each token uses it once, known or not
+        moved = inner(denoise, now._replace(out=Denoised(out.x.detach())), s, lambda: fresh, last)
+        return torch.where(known > 0, process.diffuse(x, s, fresh), moved - weight * gradient)
 
     return Method(Visits(_even(steps), silent=True), step)
 
@@ -253,8 +254,9 @@ def _replaced(process: Process, x: Tensor, hole: Tensor, step: Step) -> Step:
     _check(x, hole)
 
     def replaced(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:
-        moved = step(denoise, now, s, noise, last)
-        return torch.where(hole > 0, moved, process.diffuse(x, s, noise()))
+        fresh = noise()  # one canvas does: each token uses it once, known or not
+        moved = step(denoise, now, s, lambda: fresh, last)
+        return torch.where(hole > 0, moved, process.diffuse(x, s, fresh))
 
     return replaced
 

@@ -185,7 +185,7 @@ class Completion:
             whole = reduced(order.to(x), torch.zeros_like(order.to(x)), stage.factor)
             begin = (1.0 - PACE) * _ranked(whole, stage.start)
         pace = Pace(stage.start, begin, begin + (1.0 if order is None else PACE))
-        schedule = OpenLoop(lambda u: pace(u) + stage.wait, stage.steps)
+        schedule = OpenLoop(lambda u: pace(u) + stage.wait, stage.steps, falls=True)
         denoiser: Denoiser = self._windowed(stage)
         if self.prepare is not None:
             denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)

@@ -141,14 +141,29 @@ class Evaluation:
         if self.file(cell).exists():
             found: Result = json.loads(self.file(cell).read_text())
             return found
+        self.check(cell)
+        store = self.training if cell.what == SAMPLES else self.sets[cell.set]
         made = {"set": cell.set, "what": cell.what, "method": cell.method, "settings": asdict(cell.settings),
-                "ran on": self.pipeline.where()}  # fmt: skip
+                "ran on": self.pipeline.where(), "model": self._model[:16],
+                "data": "" if store is None else _mark(store)[:16]}  # fmt: skip
         made |= self._samples(cell) if cell.what == SAMPLES else self._filled(cell)
         self.file(cell).parent.mkdir(parents=True, exist_ok=True)
         temporary = self.file(cell).with_suffix(f".part{os.getpid()}")
         temporary.write_text(json.dumps(made, indent=1) + "\n")
         os.replace(temporary, self.file(cell))
         return made
+
+    def check(self, cell: Cell) -> None:
+        """What can be known to be wrong with a cell before any is computed."""
+        if cell.method in FREE and (cell.method == SUPERVISED) != self.pipeline.unet.config["given"]:
+            raise ValueError(
+                f"--methods {cell.method} needs a network that {'is' if cell.method == SUPERVISED else 'is not'} shown "
+                "pictures with holes beside its canvas (asyncpatch train --holes); this model's is another"
+            )
+        if self.training is not None:
+            _ = self._network  # it may not be installed
+        elif cell.what == SAMPLES:
+            raise ValueError("samples are compared with training pictures, and there are none")
 
     def write(self, results: Sequence[Result]) -> str:
         """The table, as Markdown; and as files. (What is known of each picture stays in the cells.)"""
@@ -167,11 +182,6 @@ class Evaluation:
 
     @torch.no_grad()
     def _filled(self, cell: Cell) -> Result:
-        if cell.method in FREE and (cell.method == SUPERVISED) != self.pipeline.unet.config["given"]:
-            raise ValueError(
-                f"--methods {cell.method} needs a network that {'is' if cell.method == SUPERVISED else 'is not'} shown "
-                "pictures with holes beside its canvas (asyncpatch train --holes); this model's is another"
-            )
         store, side, device = self.sets[cell.set], self.pipeline.model.resolution, self.pipeline.unet.device
         chosen = spaced(len(store), cell.count)
         hole = holes(cell.what, chosen, side, side)
@@ -242,8 +252,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _samples(self, cell: Cell) -> Result:
-        if self.training is None:
-            raise ValueError("samples are compared with training pictures, and there are none")
+        assert self.training is not None
         real, side = self._reference(self.training), self.pipeline.model.resolution
         labels = self.training.labels[[k * len(self.training) // cell.count for k in range(cell.count)]]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
@@ -346,7 +355,7 @@ def paired(one: Result, other: Result) -> tuple[float, float]:
     """By how much the LPIPS of one cell is above that of another, relatively, and the standard error of that: of the
     same pictures and holes, whose differences vary less than they do."""
     a, b = (torch.tensor(cell["each"]["lpips"], dtype=torch.float64) for cell in (one, other))
-    if (one["set"], one["what"], len(a)) != (other["set"], other["what"], len(b)):
+    if (one["data"], one["what"], len(a)) != (other["data"], other["what"], len(b)):
         raise ValueError("only cells of the same pictures and holes can be compared picture by picture")
     ratio = a.mean() / b.mean()
     return float(ratio - 1.0), float((a - ratio * b).std() / len(a) ** 0.5 / b.mean())

@@ -27,6 +27,7 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 import torch
@@ -155,8 +156,13 @@ def download_lpips(url: str = ALEXNET, *, progress: Callable[[int, int], object]
                 done += len(part)
                 if progress is not None:
                     progress(done, total)
+        if total and done != total:
+            raise OSError(f"{url} gave {done:,} bytes of {total:,}: try again")
         heads = Path(torchmetrics.__file__).parent / "functional" / "image" / "lpips_models" / "alex.pth"
-        of_net, of_heads = (torch.load(each, map_location="cpu", weights_only=True) for each in (file, heads))
+        try:
+            of_net, of_heads = (torch.load(each, map_location="cpu", weights_only=True) for each in (file, heads))
+        except (RuntimeError, UnpicklingError, EOFError) as error:
+            raise ValueError(f"what {url} gave is no file of weights") from error
         weights = {f"net.{name}": value for name, value in of_net.items() if name.startswith("features.")} | of_heads
         found = hashlib.sha256()
         for name, value in sorted(weights.items()):
@@ -196,7 +202,7 @@ class InceptionFeatures(nn.Module):
         try:
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
         except ImportError as error:
-            raise ImportError("FID needs torch-fidelity, and that torchvision: pip install torch-fidelity") from error
+            raise ValueError("FID needs torch-fidelity, and that torchvision: pip install torch-fidelity") from error
         self.net = FeatureExtractorInceptionV3(
             "inception-v3-compat", ["2048"], feature_extractor_weights_path=None if weights is None else str(weights)
         )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,7 +74,8 @@ class OpenLoop:
 
     tau: Tau
     steps: int
-    falls: ClassVar[bool] = True
+    falls: bool = False
+    """Known never to raise a time: the functions below see to it."""
 
     def __post_init__(self) -> None:
         checks.at_least("steps", self.steps)
@@ -102,7 +102,7 @@ class OpenLoop:
 
 def from_map(start: Tensor | float, begin: Tensor | float, end: Tensor | float, steps: int) -> OpenLoop:
     """Any pace per token, equation (1). Each map broadcasts to [B, 1, H, W]; a number stands for a constant map."""
-    return OpenLoop(Pace(start, begin, end), steps)
+    return OpenLoop(Pace(start, begin, end), steps, falls=True)
 
 
 def from_function(tau: Tau, steps: int, *, device: torch.device | str = "cpu") -> OpenLoop:
@@ -116,7 +116,7 @@ def from_function(tau: Tau, steps: int, *, device: torch.device | str = "cpu") -
         t = tau(u)
         return torch.where(t.abs() < 1e-6, 0.0, torch.where((t - 1.0).abs() < 1e-6, 1.0, t))
 
-    schedule = OpenLoop(exact, steps)
+    schedule = OpenLoop(exact, steps, falls=True)
     before = None
     for k in range(steps + 1):
         now = exact(torch.full((1, 1, 1, 1), k / steps, device=device))

@@ -337,5 +337,10 @@ def test_what_is_known_can_be_shown_beside_the_canvas(question, generator):
     assert odd.shape == (2, 3, 15, 11)
     asked = NetworkDenoiser(net, RectifiedFlow(), "x")(z, t, Cond(label, picture, hole))
     assert torch.equal(asked.x, shown)
+    for half in (Cond(picture=picture), Cond(hole=hole)):
+        with pytest.raises(ValueError, match="a picture and its hole, or neither"):
+            NetworkDenoiser(net, RectifiedFlow(), "x")(z, t, half)
+    with pytest.raises(ValueError, match=r"given must have shape \[2, 4, 16, 12\]"):
+        net(z, t, label, picture)
     with pytest.raises(ValueError, match="shown no picture"):
         tiny(labels=5)(z, t, label, beside(picture, hole))

@@ -140,6 +140,7 @@ def evaluate(
     """
     with said_plainly():
         import itertools
+        from dataclasses import replace
 
         from rich.console import Console
         from rich.progress import (
@@ -154,7 +155,7 @@ def evaluate(
 
         from asyncpatch.data.sources import Joined, open_sources
         from asyncpatch.data.store import Store, open_store
-        from asyncpatch.evaluation import FREE, OURS, SAMPLES, Cell, Evaluation, guidance_plot
+        from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import FEATURES, LPIPS, download_lpips, lpips_file
 
         if find_spec("torchmetrics") is None:
@@ -186,11 +187,14 @@ def evaluate(
             for method in methods.split(",")
             for settings in (filling if method in FREE else [Settings(batch=batch)])
         ]  # fmt: skip
-        if samples:
-            cells += [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in ways([(0.0, c) for c in classes])]
-        if not cells:
+        if not cells and not samples:
             raise ValueError("nothing to evaluate: name --holes, or a number of --samples")
+        if features != "lite" and not (samples or frechet):
+            raise ValueError(f"--features {features} changes nothing without --samples or --frechet")
+        new = [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in ways([(0.0, c) for c in classes])
+               ] if samples else []  # fmt: skip
         pipeline = open_pipeline(**given)
+        cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]
 
         def store(of: list[str], split: str) -> Store | None:
             source = open_sources(of, split)
@@ -213,6 +217,8 @@ def evaluate(
         scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
         training = store(data, "train") if samples or frechet else None
         work = Evaluation(pipeline, output, sets, training, scored, features=features)
+        for cell in cells:
+            work.check(cell)
         output.mkdir(parents=True, exist_ok=True)
         mine, console = cells[part::parts], Console(stderr=True)
         shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -22,6 +22,8 @@ class NetworkDenoiser:
 
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
         cond = cond or Cond()
+        if (cond.picture is None) != (cond.hole is None):
+            raise ValueError("cond must have a picture and its hole, or neither: one says nothing without the other")
         given = None if cond.picture is None or cond.hole is None else beside(cond.picture, cond.hole)
         value = self.net(z, t, cond.label, given)
         return Denoised(to_x(self.process, self.prediction, value, z, t))

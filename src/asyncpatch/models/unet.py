@@ -283,6 +283,11 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
             angles = [math.pi * 2.0 ** (6 - k) * z.float() for k in range(self.config.fourier)]
             parts = [z.float(), *(wave for angle in angles for wave in (angle.sin(), angle.cos()))]
         if self.config.given:
+            shape = (len(z), z.shape[1] + 1, *z.shape[2:])
+            if given is not None and given.shape != shape:
+                raise ValueError(
+                    f"given must have shape {list(shape)} beside this canvas, got {checks.shape_of(given)}"
+                )
             parts.append(beside(z, torch.ones_like(z[:, :1])) if given is None else given.to(z))
         elif given is not None:
             raise ValueError("this network finds what is known on its canvas, at time 0: it is shown no picture beside")

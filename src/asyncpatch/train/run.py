@@ -300,6 +300,11 @@ def _check(recipe: Recipe, accelerator: Accelerator) -> None:
     times = time_sampling.by_name(recipe.times)
     if recipe.weighting == "elbo":
         time_sampling.evenly(times, torch.zeros(1))
+    if recipe.holes and recipe.times != "global":
+        raise ValueError(
+            f"a network that is shown pictures with --holes has one time per picture: add --times global (now "
+            f"{recipe.times!r})"
+        )
     for kind in recipe.holes.split(",") if recipe.holes else ():
         if kind.strip() not in KINDS:
             raise ValueError(f"holes must be of {', '.join(KINDS)}, with commas between them; got {kind.strip()!r}")

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 def draw_holes(kinds: str, side: int) -> Tensor:
-    """A stock of holes to train with, of all the kinds that are named, uint8; never those of an evaluation."""
+    """A stock of holes to train with, of all the kinds that are named, uint8; of other seeds than an evaluation's."""
     names = [each.strip() for each in kinds.split(",")]
     seeds = range(_FIRST_HOLE, _FIRST_HOLE + HOLES)
     return torch.cat([holes(name, seeds, side, side).byte() for name in names])
