@@ -20,7 +20,7 @@ checks options machine
 protocols fields
 process
 parameterization oracle
-time_sampling schedules steps loss
+time_sampling schedules adaptive steps loss
 sampling guidance coverage drawing windows environment
 completion likelihood baselines
 models data metrics images settings

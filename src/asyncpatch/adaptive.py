@@ -1,0 +1,187 @@
+"""Closed-loop schedules: where the denoiser is sure it goes ahead, where it is not it takes its time.
+
+They need a denoiser that says how sure it is (``Denoised.logvar``). From it comes the *doubt* of each patch: the mean
+of log sqrt(expected squared error) over its tokens that are not finished; a picture is only compared with itself. With
+u the mean doubt of the picture's patches, d that of a patch, and n the questions that are left, this one included:
+
+    (1)  paced        s = t (1 - f / n),   f = exp(strength (u - d)), at least 1 and at most ``lead``
+                      A token with f = 1 always is on the synchronous schedule; nobody falls behind it.
+    (2)  dual         rounds of one long step each. The surest ``share`` of the patches takes it at once, the others in
+                      ``substeps``, with the sure ones before their eyes (Patch Forcing's dual loop)
+    (3)  sequential   patch after patch, the surest of those that wait next, each in ``steps``; with ``overlap`` the
+                      next one begins before the last one is done (as SRM goes)
+
+Each takes exactly as many questions as it says (``calls``, ``calls_for``). Known tokens, where ``hole`` is 0, stay as
+they are; a hole between 0 and 1 starts from that time, as in ``schedules``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from asyncpatch import checks, fields
+from asyncpatch.protocols import Denoised, Visit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adaptive:
+    """What they share: the hole, and the doubt of patches of side ``patch``."""
+
+    hole: Tensor | float = 1.0
+    patch: int = 8
+    falls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.at_least("patch", self.patch)
+        if isinstance(self.hole, Tensor):
+            checks.times("hole", self.hole, wait=True)
+        else:
+            checks.fraction("hole", self.hole)
+
+    def start(self, z: Tensor, /) -> Tensor:
+        """Where tokens start from, [B, 1, H, W]; ``z`` may be any tensor of that batch and size."""
+        hole = self.hole if isinstance(self.hole, Tensor) else torch.tensor(self.hole)
+        return hole.to(z.device, torch.float32).expand(len(z), 1, *z.shape[2:])
+
+    def _doubt(self, t: Tensor, out: Denoised | None) -> Tensor:
+        """Of each patch, [B, 1, rows, columns]; infinite where nothing is left to do."""
+        if out is None or out.logvar is None:
+            raise ValueError(
+                f"{type(self).__name__.lower()} schedules need a denoiser that says how sure it is (Denoised.logvar)"
+            )
+        open_ = (t > 0).to(out.logvar.dtype)
+        total, count = (self._pooled(each) for each in (0.5 * out.logvar * open_, open_))
+        return torch.where(count > 0, total / count.clamp_min(1e-9), torch.inf)
+
+    def _pooled(self, field: Tensor) -> Tensor:
+        """The mean over each patch; patches at the right and the bottom may be cut short."""
+        height, width = field.shape[2:]
+        below, right = -height % self.patch, -width % self.patch
+        return functional.avg_pool2d(functional.pad(field, (0, right, 0, below)), self.patch)
+
+    def _spread(self, values: Tensor, like: Tensor) -> Tensor:
+        return fields.spread(values, self.patch, *like.shape[2:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(_Adaptive):
+    """Equation (1), in ``calls`` questions."""
+
+    calls: int
+    strength: float = 1.0
+    lead: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.at_least("calls", self.calls)
+        if not self.strength >= 0 or not self.lead >= 1:
+            raise ValueError(f"strength must be at least 0 and lead at least 1, got {self.strength} and {self.lead}")
+
+    def ask(self, k: int, t: Tensor, /) -> bool | None:
+        return True if k < self.calls else None
+
+    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+        doubt = self._doubt(t, out)
+        known = doubt.isfinite()
+        mean = torch.where(known, doubt, 0.0).sum((2, 3), keepdim=True) / known.sum((2, 3), keepdim=True).clamp_min(1)
+        faster = (self.strength * (mean - doubt)).exp().clamp(1.0, self.lead)
+        share = (self._spread(faster, t) / (self.calls - k)).clamp_max(1.0)
+        return (t * (1.0 - share)).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dual(_Adaptive):
+    """Equation (2), in ``rounds * substeps`` questions."""
+
+    rounds: int
+    substeps: int = 4
+    share: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.at_least("rounds", self.rounds)
+        checks.at_least("substeps", self.substeps)
+        checks.fraction("share", self.share)
+
+    @property
+    def calls(self) -> int:
+        return self.rounds * self.substeps
+
+    def ask(self, k: int, t: Tensor, /) -> bool | None:
+        return True if k < self.calls else None
+
+    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+        start, (round_, inner) = self.start(t), divmod(k, self.substeps)
+        slow = start * (1.0 - (k + 1) / self.calls)
+        if inner:
+            return torch.minimum(t, slow)
+        doubt = self._doubt(t, out)
+        flat = torch.where(doubt.isfinite(), doubt, torch.nan).flatten(1)
+        sure = doubt <= flat.nanquantile(self.share, dim=1).view(-1, 1, 1, 1)
+        fast = start * (1.0 - (round_ + 1) / self.rounds)
+        return torch.where(self._spread(sure, t), fast, slow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential(_Adaptive):
+    """Equation (3): each patch in ``steps``, the next after (1 - ``overlap``) of them. A picture of P patches takes
+    ``steps`` and P - 1 times as many as until the next begins."""
+
+    steps: int
+    overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.at_least("steps", self.steps)
+        checks.fraction("overlap", self.overlap)
+
+    @property
+    def gap(self) -> int:
+        """Visits from the beginning of a patch to that of the next."""
+        return max(1, round(self.steps * (1.0 - self.overlap)))
+
+    def calls_for(self, z: Tensor) -> int:
+        """Questions for the canvas z, or any tensor of its batch and size."""
+        patches = int((self._pooled((self.start(z) > 0).float()) > 0).flatten(1).sum(1).max())
+        return self.steps + (patches - 1) * self.gap if patches else 0
+
+    def ask(self, k: int, t: Tensor, /) -> bool | None:
+        return True if k < self.calls_for(t) else None
+
+    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+        start = self.start(t)
+        done = torch.where(start > 0, (1.0 - t / start.clamp_min(1e-9)) * self.steps, 0.0).round()
+        moves = (done > 0) & (done < self.steps)
+        if k % self.gap == 0:
+            waits = self._pooled(((done == 0) & (start > 0)).float()) > 0
+            doubt = torch.where(waits, self._doubt(t, out), torch.inf).flatten(1)
+            chosen = functional.one_hot(doubt.argmin(1), doubt.shape[1]).view_as(waits) > 0
+            moves = moves | self._spread(chosen & waits, t)
+        return torch.where(moves & (start > 0), start * (1.0 - (done + 1) / self.steps).clamp_min(0.0), t)
+
+
+class Effort:
+    """A callback that counts the steps of each token: ``sample(..., callback=effort)``, then ``effort.steps``."""
+
+    def __init__(self) -> None:
+        self._times: Tensor | None = None
+        self._moves: Tensor | None = None
+
+    def __call__(self, visit: Visit) -> None:
+        if self._moves is None or self._times is None:
+            self._moves = torch.zeros_like(visit.t)
+        else:
+            self._moves = self._moves + (visit.t < self._times)
+        self._times = visit.t
+
+    @property
+    def steps(self) -> Tensor:
+        """How often each token was stepped, [B, 1, H, W]; after the last visit those that are left take their last."""
+        if self._moves is None or self._times is None:
+            raise ValueError("nothing was sampled yet with this as callback")
+        return self._moves + (self._times > 0)

@@ -1,0 +1,149 @@
+"""Schedules that look at the answer: who goes first, what it costs, and that the law is right whoever does."""
+
+import pytest
+import torch
+
+from asyncpatch.adaptive import Dual, Effort, Paced, Sequential
+from asyncpatch.process import RectifiedFlow
+from asyncpatch.protocols import Denoised
+from asyncpatch.sampling import sample
+from asyncpatch.steps import ddim, heun, multistep
+from oracle import conditional, error, law_of, law_of_sampler, random_gaussian
+
+SHAPE = (1, 3, 4)
+KINDS = {
+    "paced": lambda calls, **more: Paced(calls=calls, patch=1, **more),
+    "dual": lambda calls, **more: Dual(rounds=calls // 4, patch=1, **more),
+    "sequential": lambda calls, **more: Sequential(steps=calls // 4, overlap=0.75, patch=2, **more),
+}
+HOLE = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0.0], [1, 1, 0, 0]])[None, None]
+
+
+def says(logvar):
+    """A denoiser that is sure where it is told to be."""
+    return lambda z, t, cond=None: Denoised(0.5 * z, logvar.expand(len(z), 1, *z.shape[2:]))
+
+
+def walk(schedule, logvar, batch=1):
+    """All time fields of a run, the last one included, and how often the denoiser was asked."""
+    times = []
+    z = torch.zeros(batch, 1, *logvar.shape[2:])
+    sample(says(logvar), schedule, z, step=ddim(RectifiedFlow()), callback=lambda visit: times.append(visit.t))
+    last = schedule.next(len(times) - 1, times[-1], Denoised(z, logvar.expand(batch, -1, -1, -1)))
+    return torch.stack([*times, last]), len(times)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("step", [ddim, multistep])
+def test_the_law_is_right_whoever_goes_first(process, name, step):
+    """Of a Gaussian the doubt does not depend on the canvas, so that the algebra of open loops holds."""
+    denoiser = random_gaussian(process, SHAPE, seed=1)
+    errors = []
+    for calls in (64, 128):
+        schedule = KINDS[name](calls)
+        count = schedule.calls_for(torch.zeros(1, *SHAPE)) if name == "sequential" else calls
+        found = law_of_sampler(denoiser, schedule, step(process), torch.zeros(1, *SHAPE), steps=count)
+        errors.append(error(found, law_of(denoiser))[1])
+    assert errors[1] < (0.1 if step is ddim else 0.03)
+    assert errors[0] / errors[1] > 1.6
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_known_stays_and_the_rest_is_conditioned_on_it(name, generator):
+    process = RectifiedFlow()
+    denoiser = random_gaussian(process, SHAPE, seed=2)
+    x = denoiser.draw(1, generator=generator).double()
+    schedule = KINDS[name](128, hole=HOLE)
+    count = schedule.calls_for(torch.zeros(1, *SHAPE)) if name == "sequential" else 128
+    found = law_of_sampler(denoiser, schedule, heun(process), x, steps=count)
+    known = HOLE.flatten() == 0
+    assert torch.equal(found.mean[known], x.flatten()[known])
+    mean, covariance = error(found, conditional(law_of(denoiser), known, x.flatten()))
+    assert max(mean, covariance) < 0.02
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("hole", [1.0, 0.6, HOLE])
+def test_all_end_clean_within_their_budget(name, hole, generator):
+    schedule = KINDS[name](16, hole=hole)
+    logvar = torch.randn(1, 1, 3, 4, generator=generator)
+    times, asked = walk(schedule, logvar, batch=2)
+    assert asked == (schedule.calls_for(times[0]) if name == "sequential" else 16)
+    assert (times[-1] == 0).all()
+    assert (times[1:] <= times[:-1]).all()
+    assert torch.equal(times[0], torch.as_tensor(hole).expand(2, 1, 3, 4).float())
+    if name == "sequential":  # 4 patches of two by two in the whole picture, 3 with something in this hole
+        assert asked == 4 + (2 if isinstance(hole, torch.Tensor) else 3)
+
+
+def test_sure_patches_lead_and_nobody_falls_behind():
+    logvar = torch.zeros(1, 1, 4, 8)
+    logvar[..., 4:] = -4.0  # the right half
+    times, _ = walk(Paced(calls=10, patch=4), logvar)
+    even = 1.0 - torch.arange(11) / 10
+    assert torch.allclose(times[:, 0, 0, 0, 0], even, atol=1e-6)
+    right = times[:, 0, 0, 0, 7]
+    assert (right[1:9] < even[1:9] - 0.02).all()
+    assert right[1] == pytest.approx(1 - 2 / 10)  # exp(2 - 0) is held at the lead of 2
+    mild, _ = walk(Paced(calls=10, patch=4, strength=0.1, lead=5.0), logvar)
+    assert mild[1, 0, 0, 0, 7] == pytest.approx(1 - torch.tensor(0.1).exp().item() / 10)  # u - d = -1 + 2
+    same, _ = walk(Paced(calls=10, patch=4, strength=0.0), logvar)
+    assert torch.allclose(same[:, 0, 0, 0, 7], even, atol=1e-6)
+
+
+def test_pictures_are_compared_with_themselves_alone():
+    logvar = torch.zeros(2, 1, 4, 8)
+    logvar[0, ..., 4:], logvar[1] = -4.0, -9.0
+    out = Denoised(torch.zeros(2, 1, 4, 8), logvar)
+    for schedule in (Paced(calls=10, patch=4), Dual(rounds=2, patch=4, share=0.4)):
+        found = schedule.next(0, torch.ones(2, 1, 4, 8), out)
+        assert found[0, 0, 0, 7] < found[0, 0, 0, 0]
+        assert found[1, 0].unique().numel() == 1
+
+
+def test_dual_lets_the_surest_jump_and_wait():
+    logvar = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5)
+    times, asked = walk(Dual(rounds=2, substeps=4, share=0.4, patch=1), logvar)
+    assert asked == 8
+    slow, quick = times[:, 0, 0, 0, 0], times[:, 0, 0, 0, 4]
+    assert torch.allclose(slow, 1 - torch.arange(9) / 8)
+    assert torch.allclose(quick, torch.tensor([1, 0.5, 0.5, 0.5, 0.5, 0, 0, 0, 0]))
+    assert (times[1, 0, 0, 0] == 0.5).tolist() == [False, False, False, True, True]
+
+
+def test_sequential_begins_with_the_surest():
+    logvar = torch.tensor([[-1.0, -3.0], [0.0, -2.0]]).view(1, 1, 2, 2)
+    times, asked = walk(Sequential(steps=4, patch=1), logvar)
+    assert asked == 16
+    begun = [int((times[:, 0, 0, y, x] < 1).nonzero()[0]) for y, x in ((0, 1), (1, 1), (0, 0), (1, 0))]
+    assert begun == [1, 5, 9, 13]
+    assert torch.allclose(times[:5, 0, 0, 0, 1], torch.tensor([1, 0.75, 0.5, 0.25, 0]))
+    overlapping, asked = walk(Sequential(steps=4, overlap=0.5, patch=1), logvar)
+    assert asked == 4 + 3 * 2
+    assert torch.allclose(overlapping[3, 0, 0], torch.tensor([[1, 0.25], [1, 0.75]]))
+
+
+def test_effort_counts_the_steps_of_each_token():
+    logvar, effort = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5), Effort()
+    with pytest.raises(ValueError, match="nothing was sampled"):
+        _ = effort.steps
+    schedule = Dual(rounds=2, substeps=4, share=0.4, patch=1)
+    sample(says(logvar), schedule, torch.zeros(1, 1, 1, 5), step=ddim(RectifiedFlow()), callback=effort)
+    assert effort.steps.flatten().tolist() == [8, 8, 8, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Paced(calls=0), "calls"),
+        (lambda: Paced(calls=4, lead=0.5), "lead at least 1"),
+        (lambda: Dual(rounds=2, share=1.5), "share"),
+        (lambda: Sequential(steps=2, overlap=-1.0), "overlap"),
+        (lambda: Paced(calls=4, patch=0), "patch"),
+        (lambda: Paced(calls=4, hole=2.0), "hole"),
+        (lambda: Paced(calls=4).next(0, torch.ones(1, 1, 2, 2), Denoised(torch.zeros(1, 1, 2, 2))), "how sure it is"),
+    ],
+)
+def test_mistakes_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
