@@ -15,6 +15,10 @@ where what is not determined counts as 0. For models that are judged by likeliho
 and times are to be spread evenly in log-SNR, not in t (``likelihood``).
 
 Which prediction a network makes changes how it learns, not what it is asked for.
+
+How sure a denoiser is (``Denoised.logvar``) is trained with the likelihood of its errors e as Gaussians,
+
+    (5)  1/2 (logvar_i + e_i^2 exp(-logvar_i))         least, on average, where exp(logvar) = E[e^2]
 """
 
 from __future__ import annotations
@@ -101,3 +105,11 @@ def diffusion_loss(
     else:
         weight = sigmoid_weight(process, prediction, t, bias=bias)
     return weight * error.square().mean(1, keepdim=True)
+
+
+def uncertainty_loss(logvar: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """Equation (5) for each token, [B, 1, H, W]: of what was said about the answer ``out`` where ``x`` is the truth."""
+    checks.same_shape("out", out, "x", x)
+    checks.field("logvar", logvar, x)
+    error = (x.float() - out.float()).square().mean(1, keepdim=True).detach()
+    return 0.5 * (logvar.float() + error * (-logvar.float()).exp())

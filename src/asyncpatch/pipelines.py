@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from diffusers import DiffusionPipeline
@@ -25,8 +25,9 @@ from asyncpatch import checks, fields, images
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
-from asyncpatch.models.folder import INDEX, Model
+from asyncpatch.models.folder import HEAD, INDEX, Model
 from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precision, place
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
@@ -119,6 +120,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     config: Any
     name_or_path: str
     unet: UNet
+    uncertainty: UncertaintyHead | None
+    _optional_components: ClassVar[list[str]] = [HEAD]
 
     def __init__(
         self,
@@ -127,11 +130,12 @@ class AsyncPatchPipeline(DiffusionPipeline):
         prediction: str = "v",
         resolution: int = 64,
         labels: list[str] | None = None,
+        uncertainty: UncertaintyHead | None = None,
     ) -> None:
         super().__init__()
         if process not in PROCESSES:
             raise ValueError(f"process must be one of {', '.join(PROCESSES)}, got {process!r}")
-        self.register_modules(unet=unet)
+        self.register_modules(unet=unet, uncertainty=uncertainty)
         self.register_to_config(
             process=process, prediction=prediction, resolution=resolution, labels=list(labels or ())
         )
@@ -154,7 +158,9 @@ class AsyncPatchPipeline(DiffusionPipeline):
     def prepare(self, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
         """Move the network to a device, in a precision; "auto" is what the machine is best at."""
         where = choose_device(device)
-        place(self.unet, where, choose_precision(where, precision))
+        for part in (self.unet, self.uncertainty):
+            if part is not None:
+                place(part, where, choose_precision(where, precision))
         return self
 
     def where(self) -> str:
@@ -178,7 +184,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     @property
     def model(self) -> Model:
         how = self.config
-        return Model(self.unet, PROCESSES[how.process](), how.prediction, how.resolution, tuple(how.labels))
+        process, labels = PROCESSES[how.process](), tuple(how.labels)
+        return Model(self.unet, process, how.prediction, how.resolution, labels, self.uncertainty)
 
     def label(self, name: str | int | None) -> int:
         """The number of a label, by its name or number; None is no label."""

@@ -74,6 +74,50 @@ def train(
         typer.echo(f"done: the model is in {model}, the report in {run / 'report.html'}")
 
 
+@app.command("train-uncertainty")
+def train_uncertainty(
+    model: Annotated[Path, typer.Argument(help="folder of a trained model; the head is put there")],
+    data: Annotated[list[str], typer.Option(help="pictures, as for training; may be given several times")],
+    steps: Annotated[int, typer.Option(help="of Adam")] = 2000,
+    batch: Annotated[int, typer.Option(help="pictures per step")] = 128,
+    rate: Annotated[float, typer.Option(help="learning rate; it falls to 0")] = 2e-3,
+    times: Annotated[str, typer.Option(help="time fields, as for training")] = "0.8 asyncpatch + 0.2 perlin-picture",
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu")] = "auto",
+    precision: Annotated[str, typer.Option(help="of the network, which stays as it is: auto, fp32 or bf16")] = "auto",
+    cache: Annotated[
+        Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a head that is there")] = False,
+) -> None:
+    """Teach a trained model to say how sure it is.
+
+    A small head is trained beside the network, which does not change: it predicts the error of every pixel, at any
+    noise levels. Minutes on a GPU.
+
+        asyncpatch train-uncertainty runs/photos/model --data photos/
+    """
+    from asyncpatch.data.sources import DataError
+    from asyncpatch.models.folder import HEAD
+    from asyncpatch.train.uncertainty import Options
+    from asyncpatch.train.uncertainty import train_uncertainty as work
+
+    if (model / HEAD).exists() and not force:
+        raise fail(f"{model / HEAD} exists already: add --force to replace it")
+    try:
+        options = Options(steps, batch, rate, times, seed, device, precision)
+        found = work(model, data, options, cache=cache, say=typer.echo)
+    except (DataError, ValueError, OSError) as error:
+        raise fail(error) from None
+    typer.echo("mean squared error of held-out pictures, predicted and real, by time:")
+    for row in found["by time"]:
+        typer.echo(f"  from {row['from']:.1f}: {row['predicted']:.5f} {row['real']:.5f}")
+    typer.echo(
+        f"real over predicted {found['ratio']:.3f}, correlation over patches {found['correlation']:.3f}; "
+        f"the head is in {model / HEAD}"
+    )
+
+
 @app.command("recipes")
 def show_recipes() -> None:
     """What each recipe sets, beside the defaults."""

@@ -10,11 +10,14 @@ import diffusers
 import torch
 
 from asyncpatch.models.denoiser import NetworkDenoiser
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.parameterization import Prediction
 from asyncpatch.process import PROCESSES, Process
 
 INDEX = "model_index.json"
+HEAD = "uncertainty"
+"""The part of a folder, and of a pipeline, that says how sure the network is."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,19 @@ class Model:
     prediction: Prediction
     resolution: int
     labels: tuple[str, ...] = ()
+    head: UncertaintyHead | None = None
+    """Says how sure the network is, where it was trained to."""
 
     @property
     def denoiser(self) -> NetworkDenoiser:
         return NetworkDenoiser(self.net, self.process, self.prediction)
+
+    @property
+    def doubting(self) -> NetworkDenoiser:
+        """The denoiser that also says how sure it is, which takes a little longer."""
+        if self.head is None:
+            raise ValueError("this model has no head that says how sure it is: asyncpatch train-uncertainty makes one")
+        return NetworkDenoiser(self.net, self.process, self.prediction, self.head)
 
     @property
     def process_name(self) -> str:
@@ -39,7 +51,13 @@ class Model:
         """Write the folder. Weights are safetensors, of the network's own precision."""
         folder = Path(folder)
         self.net.save_pretrained(folder / "unet", max_shard_size=max_shard_size)
-        index = {
+        if self.head is not None:
+            self.head.save_pretrained(folder / HEAD)
+        self.write_index(folder, head=self.head is not None)
+
+    def write_index(self, folder: Path, *, head: bool) -> None:
+        """What a pipeline reads first: which parts there are, and how they are used."""
+        index: dict[str, object] = {
             "_class_name": "AsyncPatchPipeline",
             "_diffusers_version": diffusers.__version__,
             "unet": [UNet.__module__, UNet.__name__],
@@ -48,6 +66,8 @@ class Model:
             "resolution": self.resolution,
             "labels": list(self.labels),
         }
+        if head:
+            index[HEAD] = [UncertaintyHead.__module__, UncertaintyHead.__name__]
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
     @classmethod
@@ -60,7 +80,13 @@ class Model:
         if index.get("process") not in PROCESSES:
             raise ValueError(f"{folder / INDEX}: process must be one of {', '.join(PROCESSES)}")
         net = UNet.from_pretrained(folder / "unet", torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False)
-        return cls(net, PROCESSES[index["process"]](), index["prediction"], index["resolution"], tuple(index["labels"]))
+        head = None
+        if any(index.get(HEAD, ())):  # a pipeline without one writes nulls
+            head = UncertaintyHead.from_pretrained(
+                folder / HEAD, torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False
+            )
+        process, labels = PROCESSES[index["process"]](), tuple(index["labels"])
+        return cls(net, process, index["prediction"], index["resolution"], labels, head)
 
 
 def relabelled(net: UNet, old: tuple[str, ...], new: tuple[str, ...]) -> UNet:

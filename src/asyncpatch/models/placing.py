@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from asyncpatch.machine import cores
-from asyncpatch.models.unet import UNet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,13 +42,13 @@ def choose_precision(device: torch.device, name: str = "auto") -> torch.dtype:
     return torch.float32
 
 
-def place(net: UNet, device: torch.device, dtype: torch.dtype) -> UNet:
-    """The network there, ready to be asked."""
+def place(net: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """A network there, ready to be asked."""
     if device.type == "cpu" and torch.get_num_threads() > cores():  # threads that share a core wait for each other
         torch.set_num_threads(cores())
     net.eval().requires_grad_(False)
     # not ModelMixin's own: of a network without parts that must stay in float32 it warns that there are none
-    return nn.Module.to(net, device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    nn.Module.to(net, device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _speed_of_bf16() -> float:

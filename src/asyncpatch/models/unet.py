@@ -9,6 +9,7 @@ rest of the picture; attention with normalised queries and keys and rotary posit
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
@@ -155,6 +156,20 @@ def beside(picture: Tensor, hole: Tensor) -> Tensor:
     return torch.cat([torch.where(hole > 0, 0.0, picture), hole.to(picture).expand(len(picture), -1, -1, -1)], 1)
 
 
+class Trunk(NamedTuple):
+    """All that a UNet knows before it says anything: its last features, those of the times, those of the label, and the
+    height and width that it was asked about (the features may be larger)."""
+
+    h: Tensor
+    phi: Tensor
+    label: Tensor
+    size: tuple[int, int]
+
+    def cut(self, field: Tensor) -> Tensor:
+        """A field of the features' size, as large as it was asked for."""
+        return field[..., : self.size[0], : self.size[1]]
+
+
 class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Predicts x, eps or v (whatever it is trained for) from a canvas and its time field.
 
@@ -235,6 +250,15 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
         not divide by ``divisor``, the canvas is continued as in a mirror, where noise still looks like noise, and
         cropped again.
         """
+        return self.said(self.trunk(z, t, label, given), z.dtype)
+
+    def said(self, trunk: Trunk, dtype: torch.dtype) -> Tensor:
+        """The prediction, of what the trunk knows."""
+        out = self.conv_out(functional.silu(self.norm_out(trunk.h)))
+        return trunk.cut(out).to(dtype).contiguous()
+
+    def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None, given: Tensor | None = None) -> Trunk:
+        """All but the last layer of ``forward``."""
         checks.canvas("z", z)
         checks.times("t", t, z)
         if z.shape[1] != self.config.in_channels:
@@ -273,8 +297,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 h = self.enlarge[step - 1](doubled(h))
             for layer in layers:
                 h = self._run(layer, join(h, skips.pop()), phi[-1 - step], g)
-        out = self.conv_out(functional.silu(self.norm_out(h)))
-        return out[..., :height, :width].to(z.dtype).contiguous()
+        return Trunk(h, phi[0], g, (height, width))
 
     def _seen(self, z: Tensor, given: Tensor | None) -> Tensor:
         """The canvas, its finest octaves as waves, and what is given beside it."""

@@ -1,0 +1,57 @@
+"""How far off a network will be: a small head on what a frozen one knows.
+
+It predicts, for every token, the logarithm of the expected squared error of x-hat, averaged over channels, as an offset
+to that of pictures without any structure:
+
+    (1)  logvar = head(trunk) + log(v sigma^2 / (v alpha^2 + sigma^2)),   v = 1/4
+
+the second term being the posterior variance of independent pixels with variance v. So the head has to learn little more
+than how much structure there is. What it is trained with, ``loss.uncertainty_loss``, is least where (1) is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncpatch.models.unet import Block, Norm, Trunk, zeroed
+from asyncpatch.process import Process
+
+VARIANCE = 0.25
+_LEAST = 1e-3  # of sigma: at time 0 there is nothing to be wrong about
+
+
+class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Equation (1) without its second term.
+
+    Args:
+        features: channels of the network's last features (its ``width``).
+        label_features: of its label's features (4 times that).
+        width: channels of the head.
+        depth: residual blocks.
+    """
+
+    @register_to_config
+    def __init__(self, features: int = 64, label_features: int = 256, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        channels = [features, *[width] * depth]
+        self.layers = nn.ModuleList(Block(a, b, label_features) for a, b in itertools.pairwise(channels))
+        self.norm = Norm(channels[-1])
+        self.out = zeroed(nn.Conv2d(channels[-1], 1, 3, padding=1))
+
+    def forward(self, trunk: Trunk) -> Tensor:
+        """The offset, [B, 1, H, W], float32."""
+        h = trunk.h
+        for layer in self.layers:
+            h = layer(h, trunk.phi, trunk.label)
+        return trunk.cut(self.out(functional.silu(self.norm(h)))).float().contiguous()
+
+
+def structureless(process: Process, t: Tensor) -> Tensor:
+    """The second term of equation (1)."""
+    alpha, sigma = process.alpha(t), process.sigma(t).clamp_min(_LEAST)
+    return (VARIANCE * sigma.square() / (VARIANCE * alpha.square() + sigma.square())).log()

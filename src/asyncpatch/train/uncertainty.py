@@ -1,0 +1,167 @@
+"""Training of the head that says how sure a network is, beside the network, which stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncpatch import checks, time_sampling
+from asyncpatch.data.feed import Pictures, StoredFeed, seed_for
+from asyncpatch.data.sources import DataError, Joined, open_sources
+from asyncpatch.data.store import Store, open_store
+from asyncpatch.loss import uncertainty_loss
+from asyncpatch.models.denoiser import NetworkDenoiser
+from asyncpatch.models.folder import HEAD, Model
+from asyncpatch.models.placing import choose_device, choose_precision, place
+from asyncpatch.models.uncertainty import UncertaintyHead
+from asyncpatch.protocols import Cond
+from asyncpatch.train import checkpoint
+from asyncpatch.train.config import Recipe
+from asyncpatch.train.trainer import Batch, draw_batch
+
+Say = Callable[[str], None]
+BINS = 10
+"""Of time, and of predicted error, in which predictions are compared with what happens."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a head is trained."""
+
+    steps: int = 2000
+    batch: int = 128
+    rate: float = 2e-3
+    times: str = "0.8 asyncpatch + 0.2 perlin-picture"
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        checks.at_least("steps", self.steps)
+        checks.at_least("batch", self.batch)
+        if not self.rate > 0:
+            raise ValueError(f"rate must be positive, got {self.rate}")
+        time_sampling.by_name(self.times)
+
+
+def train_uncertainty(
+    folder: Path | str, data: Sequence[str], options: Options = Options(), *, cache: Path | None = None,  # noqa: B008
+    say: Say = print,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a head for the model in ``folder`` and put it there, with ``calibration.json`` beside it; returns that."""
+    folder = Path(folder)
+    device = choose_device(options.device)
+    model = Model.load(folder)
+    stores = [_store(data, split, model, cache) for split in ("train", "validation")]
+    if stores[0] is None:
+        raise DataError(f"there are no training pictures in {', '.join(data)}")
+    training, held = stores[0], stores[1] if stores[1] is not None else stores[0]
+    place(model.net, device, choose_precision(device, options.precision))
+    torch.manual_seed(options.seed)
+    width = int(model.net.config["width"])
+    head = UncertaintyHead(width, 4 * width, max(16, width)).to(device)
+    denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
+    recipe = Recipe(times=options.times, resolution=model.resolution, batch=options.batch)
+    adam = torch.optim.Adam(head.parameters(), options.rate)
+    feed = StoredFeed(training, options.batch, options.seed, device)
+    size = sum(p.numel() for p in head.parameters())
+    say(f"{len(training):,} pictures; a head of {size / 1e6:.2f}M parameters, {options.steps:,} steps on {device}")
+    every = max(1, options.steps // 20)
+    try:
+        for step in range(options.steps):
+            for group in adam.param_groups:
+                group["lr"] = options.rate * (1.0 - step / options.steps)
+            seed = seed_for(options.seed, "uncertainty", step)
+            batch = draw_batch(recipe, feed.batch(step), options.batch, slice(None), seed)
+            loss = _loss(denoiser, batch)
+            adam.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+            if (step + 1) % every == 0 or step + 1 == options.steps:
+                say(f"step {step + 1}/{options.steps}, loss {loss.item():.4f}")
+    finally:
+        feed.close()
+    found = calibration(denoiser, recipe, held)
+    with checkpoint.whole_or_nothing(folder / HEAD) as part:
+        head.to("cpu").half().save_pretrained(part)
+        (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
+    model.write_index(folder, head=True)
+    return found
+
+
+def _store(data: Sequence[str], split: str, model: Model, cache: Path | None) -> Store | None:
+    source = open_sources(data, split)
+    if source is None:
+        return None
+    if not isinstance(source, Joined):
+        raise DataError(f"{', '.join(data)}: shards cannot be used here; unpack them")
+    store = open_store(source, model.resolution, cache=cache)
+    number = [model.labels.index(name) if name in model.labels else -1 for name in store.names] + [-1]
+    return Store(store.pictures, torch.tensor(number).numpy()[store.labels], model.labels, store.broken)
+
+
+def _asked(denoiser: NetworkDenoiser, batch: Batch) -> tuple[Tensor, Tensor]:
+    """x-hat and logvar of a batch, the network without gradients."""
+    z = denoiser.process.diffuse(batch.x, batch.t, batch.noise)
+    with torch.autocast(z.device.type, torch.bfloat16, enabled=denoiser.net.dtype == torch.bfloat16):
+        out = denoiser(z, batch.t, Cond(label=batch.label))  # the network's weights want no gradients
+    assert out.logvar is not None
+    return out.x, out.logvar
+
+
+def _loss(denoiser: NetworkDenoiser, batch: Batch) -> Tensor:
+    x, logvar = _asked(denoiser, batch)
+    return uncertainty_loss(logvar, batch.x, x).mean()
+
+
+@torch.no_grad()
+def calibration(denoiser: NetworkDenoiser, recipe: Recipe, held: Store, count: int = 1024) -> dict[str, Any]:
+    """What was predicted of held-out pictures and what came of it: mean squared errors by time, and by prediction.
+
+    ``ratio`` is the mean of real over predicted, 1 if all is well; ``correlation`` that of the logarithms over patches
+    of 8 pixels at times above 0.05, within which the error of a single pixel is mostly chance.
+    """
+    device = denoiser.net.device
+    count = min(count, len(held))
+    said, real, at, patches = (list[Tensor]() for _ in range(4))
+    for start in range(0, count, recipe.batch):
+        which = [k * len(held) // count for k in range(start, min(count, start + recipe.batch))]
+        shown = Pictures(*(torch.from_numpy(each[which]).to(device) for each in (held.pictures, held.labels)))
+        batch = draw_batch(recipe, shown, len(which), slice(None), seed_for("calibration", start))
+        x, logvar = _asked(denoiser, batch)
+        error = (x - batch.x).square().mean(1, keepdim=True)
+        t = batch.t.expand_as(error)
+        side = min(8, error.shape[-1])
+        pooled = [torch.nn.functional.avg_pool2d(each, side).flatten() for each in (logvar.exp(), error, t)]
+        patches.append(torch.stack(pooled).cpu())
+        known = t.flatten() > 0
+        for parts, value in ((said, logvar.exp()), (real, error), (at, t)):
+            parts.append(value.flatten()[known].cpu())
+    predicted, errors, times = (torch.cat(parts).double() for parts in (said, real, at))
+    by_patch = torch.cat(patches, 1).double()
+    by_patch = by_patch[:, by_patch[2] > 0.05]
+    logs = by_patch[:2].clamp_min(1e-12).log()
+    order = predicted.argsort().tensor_split(BINS)
+    return {
+        "pictures": count,
+        "ratio": float(errors.mean() / predicted.mean()),
+        "correlation": float(torch.corrcoef(logs)[0, 1]),
+        "by time": [
+            _pair(predicted, errors, ((times * BINS).clamp_max(BINS - 1).long() == k).nonzero()[:, 0])
+            | {"from": k / BINS}
+            for k in range(BINS)
+        ],
+        "by prediction": [_pair(predicted, errors, some) for some in order],
+    }
+
+
+def _pair(predicted: Tensor, errors: Tensor, which: Tensor) -> dict[str, float]:
+    if not len(which):
+        return {"predicted": 0.0, "real": 0.0, "tokens": 0}
+    return {"predicted": float(predicted[which].mean()), "real": float(errors[which].mean()), "tokens": len(which)}
