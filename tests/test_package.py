@@ -111,7 +111,7 @@ def test_the_python_in_the_documents_runs(page, tmp_path, monkeypatch):
 def test_the_paper_map_names_what_exists():
     """Each `module.name` in the paper map must be there."""
     text = (ROOT / "docs" / "paper_map.md").read_text()
-    named = re.findall(r"`((?:models\.)?\w+)\.(\w+)(?:\.(\w+))?[(`]", text)
+    named = re.findall(r"`((?:models\.|train\.)?\w+)\.(\w+)(?:\.(\w+))?[(`]", text)
     assert len(named) > 15
     for module, name, attribute in named:
         value = getattr(import_module(f"asyncpatch.{module}"), name)

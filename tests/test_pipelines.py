@@ -10,6 +10,7 @@ from asyncpatch.completion import boxes
 from asyncpatch.images import ImageError, picture_from
 from asyncpatch.models import placing
 from asyncpatch.models.folder import Model
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model
 from asyncpatch.settings import Settings
 
@@ -467,3 +468,32 @@ def test_mistakes_are_said_in_the_words_of_the_caller(pipe):
         pipe.generate(seed=1 << 64)
     with pytest.raises(ValueError, match="process must be one of"):
         AsyncPatchPipeline(pipe.unet, process="odd")
+
+
+def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
+    pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+    with pytest.raises(ValueError, match="train-uncertainty makes one"):
+        pipe.generate(schedule="adaptive")
+    head = UncertaintyHead(16, 64, 16)
+    torch.nn.init.normal_(head.out.weight, std=1.0, generator=torch.Generator().manual_seed(0))
+    sure = AsyncPatchPipeline(pipe.unet, "rectified_flow", "v", 16, pipe.config.labels, head).prepare("cpu", "fp32")
+    photo = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    hole = np.zeros((40, 40), bool)
+    hole[2:38, 2:20] = True
+    times = []
+
+    def watch(glimpse):
+        times.append(glimpse.moment.visit.t)
+
+    made = sure.inpaint(photo, hole, seed=1, steps=6, schedule="adaptive", watch=watch)
+    levels = made.pictures[0].levels
+    assert np.array_equal(levels[~hole], photo[~hole])
+    coarse = [t for t in times if t.shape == times[0].shape][:6]
+    even = [(1 - k / 6) * coarse[0] for k in range(6)]
+    assert all((t <= other + 1e-5).all() for t, other in zip(coarse, even, strict=True))
+    assert any((t < other - 0.05).any() for t, other in zip(coarse, even, strict=True))
+    plain = sure.inpaint(photo, hole, seed=1, steps=6)
+    assert not np.array_equal(plain.pictures[0].levels, levels)
+    assert np.array_equal(plain.pictures[0].levels, pipe.inpaint(photo, hole, seed=1, steps=6).pictures[0].levels)
+    grown = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=4, schedule="adaptive", tileable=True)
+    assert grown.images[0].size == (48, 48)

@@ -30,9 +30,9 @@ from torch.nn import functional
 
 from asyncpatch import checks
 from asyncpatch.process import Process
-from asyncpatch.protocols import Cond, Denoiser, Noise, Step, Visit
+from asyncpatch.protocols import Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
-from asyncpatch.schedules import OpenLoop, Pace
+from asyncpatch.schedules import from_map, inpainting
 from asyncpatch.windows import Windows
 
 UNKNOWN = 0.95
@@ -40,6 +40,9 @@ UNKNOWN = 0.95
 
 PACE = 0.5
 """Where there is an order, the share of the steps that each pixel takes for itself."""
+
+Paced = Callable[[Tensor, int], Schedule]
+"""Makes a schedule of the times that pixels start from, and a number of questions."""
 
 Prepare = Callable[[Denoiser, Tensor, Noise], Denoiser]
 """Puts guidance around a denoiser: told the time that each pixel starts from, and a source of noise."""
@@ -76,7 +79,8 @@ class Completion:
     ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
     noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
     windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
-    ``prepare`` puts guidance around the denoiser; ``callback`` sees every visit (to break the work off, let it raise).
+    ``prepare`` puts guidance around the denoiser; ``paced`` makes the schedule of a stage, where pixels do not all go
+    together; ``callback`` sees every visit (to break the work off, let it raise).
     """
 
     denoiser: Denoiser
@@ -89,6 +93,7 @@ class Completion:
     wrap: bool = False
     batch: int = 64
     prepare: Prepare | None = None
+    paced: Paced | None = None
     callback: Callable[[Moment], object] | None = None
 
     def __post_init__(self) -> None:
@@ -180,12 +185,15 @@ class Completion:
         def noise() -> Tensor:
             return draw_noise(x, random)
 
-        begin: Tensor | float = 0.0
         if order is not None:
             whole = reduced(order.to(x), torch.zeros_like(order.to(x)), stage.factor)
             begin = (1.0 - PACE) * _ranked(whole, stage.start)
-        pace = Pace(stage.start, begin, begin + (1.0 if order is None else PACE))
-        schedule = OpenLoop(lambda u: pace(u) + stage.wait, stage.steps, falls=True)
+            inner: Schedule = from_map(stage.start, begin, begin + PACE, stage.steps)
+        elif self.paced is not None:
+            inner = self.paced(stage.start, stage.steps)
+        else:
+            inner = inpainting(stage.start, stage.steps)
+        schedule = _Beside(inner, stage.wait)
         denoiser: Denoiser = self._windowed(stage)
         if self.prepare is not None:
             denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)
@@ -197,6 +205,30 @@ class Completion:
                 callback(Moment(stage, visit, windows))
 
         return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A schedule of some pixels, beside others that stand still at their times ``wait`` (and at 0 in that schedule)."""
+
+    schedule: Schedule
+    wait: Tensor
+
+    @property
+    def falls(self) -> bool:
+        return getattr(self.schedule, "falls", False)
+
+    def _own(self, t: Tensor) -> Tensor:
+        return torch.where(self.wait > 0, 0.0, t)
+
+    def start(self, z: Tensor, /) -> Tensor:
+        return self.schedule.start(z) + self.wait
+
+    def ask(self, k: int, t: Tensor, /) -> bool | None:
+        return self.schedule.ask(k, self._own(t))
+
+    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+        return self.schedule.next(k, self._own(t), out) + self.wait
 
 
 def _without_noise(x: Tensor, wait: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from asyncpatch import checks, fields, images
+from asyncpatch.adaptive import Paced
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
@@ -35,7 +36,8 @@ from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings
 from asyncpatch.steps import ddim
 
 SHIPPED = "asyncpatch-64"
-ORDERS = ("synchronous", "raster", "spiral")
+ADAPTIVE = "adaptive"
+ORDERS = ("synchronous", "raster", "spiral", ADAPTIVE)
 """Schedules that have a name."""
 _PIXELS_AT_ONCE = 1 << 24
 
@@ -378,8 +380,10 @@ class AsyncPatchPipeline(DiffusionPipeline):
                 denoiser = Guided(denoiser, how.input_guidance, renoise(model.process, known, noise()))
             return denoiser
 
+        adaptive = how.schedule == ADAPTIVE
         return Completion(
-            denoiser=model.denoiser, process=model.process, step=ddim(model.process, eta=how.eta),
+            denoiser=model.doubting if adaptive else model.denoiser, paced=_leading if adaptive else None,
+            process=model.process, step=ddim(model.process, eta=how.eta),
             window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, rings=plan.rings,
             wrap=plan.wrap, prepare=guided, callback=callback,
         )  # fmt: skip
@@ -427,6 +431,11 @@ def _cut(picture: Picture, box: Box) -> Tensor:
     return picture.window(box.top, box.left, box.bottom - box.top, box.right - box.left)
 
 
+def _leading(start: Tensor, steps: int) -> Paced:
+    """The schedule in which the surest parts lead."""
+    return Paced(calls=steps, hole=start)
+
+
 def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment], object]:
     return lambda moment: watch(Glimpse(rows, moment, moment.windows * questions))
 
@@ -434,7 +443,7 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
-    if name == "synchronous":
+    if name in ("synchronous", ADAPTIVE):
         return None
     box = rows[0].box
     height, width = box.bottom - box.top, box.right - box.left

@@ -23,7 +23,8 @@ class Settings:
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")
     refine: float = setting(0.5, "time from which large fills are refined: more invents more detail")
-    schedule: str = setting("synchronous", "synchronous, raster, spiral, or a picture file: dark comes first")
+    schedule: str = setting("synchronous", "synchronous, raster, spiral, adaptive (what is sure leads; the model "
+                            "needs a head that says so), or a picture file: dark comes first")  # fmt: skip
     batch: int = setting(64, "windows that the network sees at a time (fewer where memory is short)")
 
     def __post_init__(self) -> None:
