@@ -12,7 +12,11 @@ from asyncpatch.models import placing
 from asyncpatch.models.folder import Model
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model
+from asyncpatch.process import RectifiedFlow
+from asyncpatch.sampling import draw_noise, generators, sample
+from asyncpatch.schedules import synchronous
 from asyncpatch.settings import Settings
+from asyncpatch.steps import multistep
 
 
 @pytest.fixture(scope="module")
@@ -497,3 +501,19 @@ def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
     assert np.array_equal(plain.pictures[0].levels, pipe.inpaint(photo, hole, seed=1, steps=6).pictures[0].levels)
     grown = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=4, schedule="adaptive", tileable=True)
     assert grown.images[0].size == (48, 48)
+
+
+def test_new_pictures_are_made_by_the_multistep_solver(tiny_model):
+    pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
+    assert pipe.plan_generate("tabby").settings.solver == "multistep"
+    assert pipe.plan_generate(eta=0.5).settings.solver == "ddim"
+    assert pipe.plan_generate(solver="ddim").settings.solver == "ddim"
+    assert pipe.plan_inpaint(np.zeros((20, 20, 3), np.uint8), np.ones((20, 20))).settings.solver == "ddim"
+    with pytest.raises(ValueError, match="eta is DDIM's"):
+        pipe.plan_generate(eta=0.5, solver="multistep")
+    with pytest.raises(ValueError, match="solver must be one of ddim, multistep"):
+        pipe.plan_generate(solver="magic")
+    noise = draw_noise(torch.empty(1, 3, 16, 16), generators([5]))  # the only noise that is drawn
+    wanted = sample(pipe.model.denoiser, synchronous(4), noise, step=multistep(RectifiedFlow()))
+    made = pipe.generate(seed=5, steps=4).pictures[0].x
+    assert torch.allclose(made, wanted[0].clamp(-1, 1), atol=1 / 127)

@@ -160,6 +160,8 @@ class Evaluation:
                 f"--methods {cell.method} needs a network that {'is' if cell.method == SUPERVISED else 'is not'} shown "
                 "pictures with holes beside its canvas (asyncpatch train --holes); this model's is another"
             )
+        if cell.method == SUPERVISED and cell.what != SAMPLES and cell.settings.solver != "ddim":
+            raise ValueError("--methods supervised goes by --solver ddim")
         if self.training is not None:
             _ = self._network  # it may not be installed
         elif cell.what == SAMPLES:

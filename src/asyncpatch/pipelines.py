@@ -32,8 +32,8 @@ from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings
-from asyncpatch.steps import ddim
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, NEW_SOLVER, Settings
+from asyncpatch.steps import ddim, multistep
 
 SHIPPED = "asyncpatch-64"
 ADAPTIVE = "adaptive"
@@ -114,9 +114,10 @@ class AsyncPatchPipeline(DiffusionPipeline):
     """A model and what can be done with it. ``from_pretrained(folder)`` reads one, ``default()`` the one that ships.
 
     ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (further pictures
-    get the next numbers) and every field of `asyncpatch.settings.Settings`: steps, eta, class_guidance, input_guidance,
-    refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as `images.picture_from`
-    takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and ``run`` does it.
+    get the next numbers) and every field of `asyncpatch.settings.Settings`: steps, solver, eta, class_guidance,
+    input_guidance, refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as
+    `images.picture_from` takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and
+    ``run`` does it.
     """
 
     config: Any
@@ -262,6 +263,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         for name, side in (("height", height), ("width", width)):
             checks.at_least(name, side, 8)
         task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
+        if not settings.get("eta"):
+            settings = {"solver": NEW_SOLVER, **settings}
         if task.label != NULL_LABEL:
             settings = {"class_guidance": LABEL_GUIDANCE, **settings}
         return Plan([task], Settings.of(settings))
@@ -383,7 +386,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         adaptive = how.schedule == ADAPTIVE
         return Completion(
             denoiser=model.doubting if adaptive else model.denoiser, paced=_leading if adaptive else None,
-            process=model.process, step=ddim(model.process, eta=how.eta),
+            process=model.process,
+            step=multistep(model.process) if how.solver == "multistep" else ddim(model.process, eta=how.eta),
             window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, rings=plan.rings,
             wrap=plan.wrap, prepare=guided, callback=callback,
         )  # fmt: skip

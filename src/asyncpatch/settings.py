@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from asyncpatch.options import check, setting, types_of
 
 LABEL_GUIDANCE = 1.5
 """Class guidance of new pictures of a label, unless something else is said."""
+
+NEW_SOLVER = "multistep"
+"""How new pictures are made, unless something else is said."""
 
 INPUT_GUIDANCE = 1.0
 """Input guidance where a part of the picture is known, unless something else is said."""
@@ -19,7 +22,8 @@ class Settings:
     """How a picture is sampled."""
 
     steps: int = setting(16, "from noise to picture; each asks the network once, or twice for each guidance")
-    eta: float = setting(0.0, "randomness of the steps: 0 is DDIM, 1 ancestral sampling")
+    solver: Literal["ddim", "multistep"] = setting("ddim", "what a step makes of the answer, or of the last two")
+    eta: float = setting(0.0, "randomness of DDIM's steps: 0 is none, 1 ancestral sampling")
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")
     refine: float = setting(0.5, "time from which large fills are refined: more invents more detail")
@@ -37,6 +41,8 @@ class Settings:
         for name in ("eta", "refine"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.eta and self.solver != "ddim":
+            raise ValueError(f"eta is DDIM's, and the solver {self.solver}: give solver ddim with it")
         for name in ("class_guidance", "input_guidance"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, NEW_SOLVER, Settings
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -41,7 +41,9 @@ _SHARED = [
     option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
                                                   rich_help_panel="Sampling", show_default=False)),
 ]  # fmt: skip
-_NEW_SAMPLING = field_options(Settings, "Sampling", {"class_guidance": f"{LABEL_GUIDANCE} with a label"})
+_NEW_SAMPLING = field_options(
+    Settings, "Sampling", {"class_guidance": f"{LABEL_GUIDANCE} with a label", "solver": f"{NEW_SOLVER}, ddim with eta"}
+)
 _SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
 MACHINE = [
     option("model", Path | None, None, typer.Option(help="model folder [default: the one that comes with asyncpatch]",
