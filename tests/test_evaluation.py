@@ -266,6 +266,8 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
         (("--steps", "many"), "--steps must be whole numbers"),
         (("--steps", "16.5"), "--steps must be whole numbers"),
         (("--eta", "x"), "--eta must be numbers"),
+        (("--references", "3"), "references must be an integer of at least 10"),
+        (("--solver", "ddim,magic"), "solver must be one of ddim, multistep"),
         (("--features", "vgg"), "--features must be one of lite, inception"),
         (("--features", "inception"), "changes nothing without"),
         (("--features", "inception", "--frechet"), "FID needs torch-fidelity"),

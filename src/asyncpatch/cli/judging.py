@@ -124,6 +124,7 @@ def evaluate(
                                               "without LPIPS]", show_default=False)] = None,
     features: Annotated[str, typer.Option(help="in which sets are compared: lite (EfficientNet-Lite0), or inception "
                                           "(FID; needs torch-fidelity)")] = "lite",
+    references: Annotated[int, typer.Option(help="training pictures to compare with, at most")] = 20_000,
     batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
     cache: Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]",
                                                show_default=False)] = None,
@@ -155,6 +156,7 @@ def evaluate(
             TimeRemainingColumn,
         )
 
+        from asyncpatch import checks
         from asyncpatch.data.sources import Joined, open_sources
         from asyncpatch.data.store import Store, open_store
         from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot
@@ -163,6 +165,7 @@ def evaluate(
         if find_spec("torchmetrics") is None:
             raise ValueError("this needs a few packages more: pip install 'asyncpatch[evaluate]'")
         part, parts = shard_from(shard) if shard else (0, 1)
+        checks.at_least("references", references, 10)
         if features not in FEATURES:
             raise ValueError(f"--features must be one of {', '.join(FEATURES)}, got {features!r}")
 
@@ -173,7 +176,7 @@ def evaluate(
                 what = "whole numbers" if kind is int else "numbers"
                 raise ValueError(f"--{name} must be {what} with commas between them, got {text!r}") from None
 
-        def ways(guidances: list[tuple[float, float]], usual: str) -> list[Settings]:
+        def ways(guidances: list[tuple[float, float]], usual: Any) -> list[Settings]:
             solvers: list[Any] = solver.split(",") if solver else [None]
             every = itertools.product(numbers("steps", steps, int), solvers, numbers("eta", eta), guidances)
             return [
@@ -223,7 +226,7 @@ def evaluate(
                 weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
         scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
         training = store(data, "train") if samples or frechet else None
-        work = Evaluation(pipeline, output, sets, training, scored, features=features)
+        work = Evaluation(pipeline, output, sets, training, scored, references, features)
         for cell in cells:
             work.check(cell)
         output.mkdir(parents=True, exist_ok=True)
