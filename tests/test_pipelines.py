@@ -507,6 +507,7 @@ def test_new_pictures_are_made_by_the_multistep_solver(tiny_model):
     pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
     assert pipe.plan_generate("tabby").settings.solver == "multistep"
     assert pipe.plan_generate(eta=0.5).settings.solver == "ddim"
+    assert pipe.plan_generate(schedule="raster").settings.solver == "ddim"
     assert pipe.plan_generate(solver="ddim").settings.solver == "ddim"
     assert pipe.plan_inpaint(np.zeros((20, 20, 3), np.uint8), np.ones((20, 20))).settings.solver == "ddim"
     with pytest.raises(ValueError, match="eta is DDIM's"):

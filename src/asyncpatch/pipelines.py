@@ -36,8 +36,8 @@ from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, NEW_SOLVER, Sett
 from asyncpatch.steps import ddim, multistep
 
 SHIPPED = "asyncpatch-64"
-ADAPTIVE = "adaptive"
-ORDERS = ("synchronous", "raster", "spiral", ADAPTIVE)
+SYNCHRONOUS, ADAPTIVE = "synchronous", "adaptive"
+ORDERS = (SYNCHRONOUS, "raster", "spiral", ADAPTIVE)
 """Schedules that have a name."""
 _PIXELS_AT_ONCE = 1 << 24
 
@@ -263,8 +263,11 @@ class AsyncPatchPipeline(DiffusionPipeline):
         for name, side in (("height", height), ("width", width)):
             checks.at_least(name, side, 8)
         task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
-        if not settings.get("eta"):
-            settings = {"solver": NEW_SOLVER, **settings}
+        if not settings.get("eta") and settings.get("schedule", SYNCHRONOUS) == SYNCHRONOUS:
+            settings = {
+                "solver": NEW_SOLVER,
+                **settings,
+            }  # in an order, with fewer steps for each pixel, it may speckle
         if task.label != NULL_LABEL:
             settings = {"class_guidance": LABEL_GUIDANCE, **settings}
         return Plan([task], Settings.of(settings))
@@ -447,7 +450,7 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
-    if name in ("synchronous", ADAPTIVE):
+    if name in (SYNCHRONOUS, ADAPTIVE):
         return None
     box = rows[0].box
     height, width = box.bottom - box.top, box.right - box.left

@@ -42,7 +42,9 @@ _SHARED = [
                                                   rich_help_panel="Sampling", show_default=False)),
 ]  # fmt: skip
 _NEW_SAMPLING = field_options(
-    Settings, "Sampling", {"class_guidance": f"{LABEL_GUIDANCE} with a label", "solver": f"{NEW_SOLVER}, ddim with eta"}
+    Settings,
+    "Sampling",
+    {"class_guidance": f"{LABEL_GUIDANCE} with a label", "solver": f"{NEW_SOLVER}; ddim with eta or in an order"},
 )
 _SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
 MACHINE = [
