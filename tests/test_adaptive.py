@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from asyncpatch.adaptive import Dual, Effort, Paced, Sequential
+from asyncpatch.parameterization import structureless
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Denoised
 from asyncpatch.sampling import sample
@@ -11,10 +12,13 @@ from asyncpatch.steps import ddim, heun, multistep
 from oracle import conditional, error, law_of, law_of_sampler, random_gaussian
 
 SHAPE = (1, 3, 4)
+FLOW = RectifiedFlow()
 KINDS = {
-    "paced": lambda calls, **more: Paced(calls=calls, patch=1, **more),
-    "dual": lambda calls, **more: Dual(rounds=calls // 4, patch=1, **more),
-    "sequential": lambda calls, **more: Sequential(steps=calls // 4, overlap=0.75, patch=2, **more),
+    "paced": lambda calls, **more: Paced(**{"process": FLOW, "calls": calls, "patch": 1, **more}),
+    "dual": lambda calls, **more: Dual(**{"process": FLOW, "rounds": calls // 4, "patch": 1, **more}),
+    "sequential": lambda calls, **more: Sequential(
+        **{"process": FLOW, "steps": calls // 4, "overlap": 0.75, "patch": 2, **more}
+    ),
 }
 HOLE = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0.0], [1, 1, 0, 0]])[None, None]
 
@@ -40,7 +44,7 @@ def test_the_law_is_right_whoever_goes_first(process, name, step):
     denoiser = random_gaussian(process, SHAPE, seed=1)
     errors = []
     for calls in (64, 128):
-        schedule = KINDS[name](calls)
+        schedule = KINDS[name](calls, process=process)
         count = schedule.calls_for(torch.zeros(1, *SHAPE)) if name == "sequential" else calls
         found = law_of_sampler(denoiser, schedule, step(process), torch.zeros(1, *SHAPE), steps=count)
         errors.append(error(found, law_of(denoiser))[1])
@@ -79,15 +83,15 @@ def test_all_end_clean_within_their_budget(name, hole, generator):
 def test_sure_patches_lead_and_nobody_falls_behind():
     logvar = torch.zeros(1, 1, 4, 8)
     logvar[..., 4:] = -4.0  # the right half
-    times, _ = walk(Paced(calls=10, patch=4), logvar)
+    times, _ = walk(Paced(process=FLOW, calls=10, patch=4), logvar)
     even = 1.0 - torch.arange(11) / 10
     assert torch.allclose(times[:, 0, 0, 0, 0], even, atol=1e-6)
     right = times[:, 0, 0, 0, 7]
     assert (right[1:9] < even[1:9] - 0.02).all()
     assert right[1] == pytest.approx(1 - 2 / 10)  # exp(2 - 0) is held at the lead of 2
-    mild, _ = walk(Paced(calls=10, patch=4, strength=0.1, lead=5.0), logvar)
+    mild, _ = walk(Paced(process=FLOW, calls=10, patch=4, strength=0.1, lead=5.0), logvar)
     assert mild[1, 0, 0, 0, 7] == pytest.approx(1 - torch.tensor(0.1).exp().item() / 10)  # u - d = -1 + 2
-    same, _ = walk(Paced(calls=10, patch=4, strength=0.0), logvar)
+    same, _ = walk(Paced(process=FLOW, calls=10, patch=4, strength=0.0), logvar)
     assert torch.allclose(same[:, 0, 0, 0, 7], even, atol=1e-6)
 
 
@@ -95,15 +99,35 @@ def test_pictures_are_compared_with_themselves_alone():
     logvar = torch.zeros(2, 1, 4, 8)
     logvar[0, ..., 4:], logvar[1] = -4.0, -9.0
     out = Denoised(torch.zeros(2, 1, 4, 8), logvar)
-    for schedule in (Paced(calls=10, patch=4), Dual(rounds=2, patch=4, share=0.4)):
+    for schedule in (Paced(process=FLOW, calls=10, patch=4), Dual(process=FLOW, rounds=2, patch=4, share=0.5)):
         found = schedule.next(0, torch.ones(2, 1, 4, 8), out)
         assert found[0, 0, 0, 7] < found[0, 0, 0, 0]
-        assert found[1, 0].unique().numel() == 1
+        if isinstance(schedule, Paced):
+            assert torch.allclose(found[1], torch.tensor(0.9))
+
+
+def test_lower_times_are_no_certainty():
+    """Without any structure nobody leads, wherever the parts of a hole start from; nor where all is known."""
+    hole = torch.ones(1, 1, 4, 12)
+    hole[..., 4:8], hole[..., 8:] = 0.3, 0.0
+    for strength in (0.0, 1.0):
+        schedule = Paced(process=FLOW, calls=10, patch=4, hole=hole, strength=strength)
+        t = schedule.start(hole)
+        for k in range(5):
+            t = schedule.next(k, t, Denoised(torch.zeros_like(t), structureless(FLOW, t)))
+        assert torch.allclose(t, 0.5 * hole, atol=1e-6)
+
+
+def test_dual_takes_no_more_than_its_share():
+    t, logvar = torch.ones(1, 1, 1, 5), torch.zeros(1, 1, 1, 5)
+    for share, wanted in ((0.0, 0), (0.1, 0), (0.4, 2), (1.0, 5)):
+        schedule = Dual(process=FLOW, rounds=2, share=share, patch=1)
+        assert int((schedule.next(0, t, Denoised(t, logvar)) == 0.5).sum()) == wanted
 
 
 def test_dual_lets_the_surest_jump_and_wait():
     logvar = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5)
-    times, asked = walk(Dual(rounds=2, substeps=4, share=0.4, patch=1), logvar)
+    times, asked = walk(Dual(process=FLOW, rounds=2, substeps=4, share=0.4, patch=1), logvar)
     assert asked == 8
     slow, quick = times[:, 0, 0, 0, 0], times[:, 0, 0, 0, 4]
     assert torch.allclose(slow, 1 - torch.arange(9) / 8)
@@ -113,12 +137,12 @@ def test_dual_lets_the_surest_jump_and_wait():
 
 def test_sequential_begins_with_the_surest():
     logvar = torch.tensor([[-1.0, -3.0], [0.0, -2.0]]).view(1, 1, 2, 2)
-    times, asked = walk(Sequential(steps=4, patch=1), logvar)
+    times, asked = walk(Sequential(process=FLOW, steps=4, patch=1), logvar)
     assert asked == 16
     begun = [int((times[:, 0, 0, y, x] < 1).nonzero()[0]) for y, x in ((0, 1), (1, 1), (0, 0), (1, 0))]
     assert begun == [1, 5, 9, 13]
     assert torch.allclose(times[:5, 0, 0, 0, 1], torch.tensor([1, 0.75, 0.5, 0.25, 0]))
-    overlapping, asked = walk(Sequential(steps=4, overlap=0.5, patch=1), logvar)
+    overlapping, asked = walk(Sequential(process=FLOW, steps=4, overlap=0.5, patch=1), logvar)
     assert asked == 4 + 3 * 2
     assert torch.allclose(overlapping[3, 0, 0], torch.tensor([[1, 0.25], [1, 0.75]]))
 
@@ -127,7 +151,7 @@ def test_effort_counts_the_steps_of_each_token():
     logvar, effort = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5), Effort()
     with pytest.raises(ValueError, match="nothing was sampled"):
         _ = effort.steps
-    schedule = Dual(rounds=2, substeps=4, share=0.4, patch=1)
+    schedule = Dual(process=FLOW, rounds=2, substeps=4, share=0.4, patch=1)
     sample(says(logvar), schedule, torch.zeros(1, 1, 1, 5), step=ddim(RectifiedFlow()), callback=effort)
     assert effort.steps.flatten().tolist() == [8, 8, 8, 2, 2]
 
@@ -135,13 +159,16 @@ def test_effort_counts_the_steps_of_each_token():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Paced(calls=0), "calls"),
-        (lambda: Paced(calls=4, lead=0.5), "lead at least 1"),
-        (lambda: Dual(rounds=2, share=1.5), "share"),
-        (lambda: Sequential(steps=2, overlap=-1.0), "overlap"),
-        (lambda: Paced(calls=4, patch=0), "patch"),
-        (lambda: Paced(calls=4, hole=2.0), "hole"),
-        (lambda: Paced(calls=4).next(0, torch.ones(1, 1, 2, 2), Denoised(torch.zeros(1, 1, 2, 2))), "how sure it is"),
+        (lambda: Paced(process=FLOW, calls=0), "calls"),
+        (lambda: Paced(process=FLOW, calls=4, lead=0.5), "lead at least 1"),
+        (lambda: Dual(process=FLOW, rounds=2, share=1.5), "share"),
+        (lambda: Sequential(process=FLOW, steps=2, overlap=-1.0), "overlap"),
+        (lambda: Paced(process=FLOW, calls=4, patch=0), "patch"),
+        (lambda: Paced(process=FLOW, calls=4, hole=2.0), "hole"),
+        (
+            lambda: Paced(process=FLOW, calls=4).next(0, torch.ones(1, 1, 2, 2), Denoised(torch.zeros(1, 1, 2, 2))),
+            "how sure it is",
+        ),
     ],
 )
 def test_mistakes_are_named(make, words):

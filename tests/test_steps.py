@@ -219,7 +219,10 @@ def test_multistep_is_exact_for_answers_in_a_straight_line():
         assert go(stood, 0.6, 0.4) == pytest.approx(first, abs=1e-9)
     assert abs(first - solution(0.4)) > 0.01
     assert go(0.8, 0.6, 0.0) == pytest.approx(3 + 2 * 0.6)  # its last step
-    assert abs(go(0.601, 0.6, 0.3) - first) < abs(go(0.8, 0.6, 0.3) - first) + 0.2  # no line from next to nothing
+    straight = move(ddim(flow), solution(0.6), 0.6, 0.3, 3 + 2 * 0.6, 0.0).item()
+    assert abs(go(0.601, 0.6, 0.3) - straight) < 0.01 * abs(
+        go(0.8, 0.6, 0.3) - straight
+    )  # no line from next to nothing
     assert not calls
 
 

@@ -1,8 +1,9 @@
 """Closed-loop schedules: where the denoiser is sure it goes ahead, where it is not it takes its time.
 
 They need a denoiser that says how sure it is (``Denoised.logvar``). From it comes the *doubt* of each patch: the mean
-of log sqrt(expected squared error) over its tokens that are not finished; a picture is only compared with itself. With
-u the mean doubt of the picture's patches, d that of a patch, and n the questions that are left, this one included:
+of log sqrt(expected squared error) over its tokens that are not finished, less what it would be at their times without
+any structure (``parameterization.structureless``); a picture is only compared with itself. With u the mean doubt of the
+picture's patches, d that of a patch, and n the questions that are left, this one included:
 
     (1)  paced        s = t (1 - f / n),   f = exp(strength (u - d)), at least 1 and at most ``lead``
                       A token with f = 1 always is on the synchronous schedule; nobody falls behind it.
@@ -17,6 +18,7 @@ they are; a hole between 0 and 1 starts from that time, as in ``schedules``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,18 +27,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncpatch import checks, fields
+from asyncpatch.parameterization import structureless
+from asyncpatch.process import Process, check_process
 from asyncpatch.protocols import Denoised, Visit
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Adaptive:
-    """What they share: the hole, and the doubt of patches of side ``patch``."""
+    """What they share: the process, the hole, and the doubt of patches of side ``patch``."""
 
+    process: Process
     hole: Tensor | float = 1.0
     patch: int = 8
     falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_process(self.process)
         checks.at_least("patch", self.patch)
         if isinstance(self.hole, Tensor):
             checks.times("hole", self.hole, wait=True)
@@ -55,7 +61,8 @@ class _Adaptive:
                 f"{type(self).__name__.lower()} schedules need a denoiser that says how sure it is (Denoised.logvar)"
             )
         open_ = (t > 0).to(out.logvar.dtype)
-        total, count = (self._pooled(each) for each in (0.5 * out.logvar * open_, open_))
+        doubt = 0.5 * (out.logvar - structureless(self.process, t))
+        total, count = (self._pooled(each) for each in (doubt * open_, open_))
         return torch.where(count > 0, total / count.clamp_min(1e-9), torch.inf)
 
     def _pooled(self, field: Tensor) -> Tensor:
@@ -79,7 +86,7 @@ class Paced(_Adaptive):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.at_least("calls", self.calls)
-        if not self.strength >= 0 or not self.lead >= 1:
+        if not 0 <= self.strength < math.inf or not self.lead >= 1:
             raise ValueError(f"strength must be at least 0 and lead at least 1, got {self.strength} and {self.lead}")
 
     def ask(self, k: int, t: Tensor, /) -> bool | None:
@@ -89,7 +96,7 @@ class Paced(_Adaptive):
         doubt = self._doubt(t, out)
         known = doubt.isfinite()
         mean = torch.where(known, doubt, 0.0).sum((2, 3), keepdim=True) / known.sum((2, 3), keepdim=True).clamp_min(1)
-        faster = (self.strength * (mean - doubt)).exp().clamp(1.0, self.lead)
+        faster = (self.strength * torch.where(known, mean - doubt, 0.0)).exp().clamp(1.0, self.lead)
         share = (self._spread(faster, t) / (self.calls - k)).clamp_max(1.0)
         return (t * (1.0 - share)).float()
 
@@ -121,8 +128,8 @@ class Dual(_Adaptive):
         if inner:
             return torch.minimum(t, slow)
         doubt = self._doubt(t, out)
-        flat = torch.where(doubt.isfinite(), doubt, torch.nan).flatten(1)
-        sure = doubt <= flat.nanquantile(self.share, dim=1).view(-1, 1, 1, 1)
+        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
+        sure = rank < (self.share * doubt.isfinite().sum((2, 3), keepdim=True) + 1e-6).floor()
         fast = start * (1.0 - (round_ + 1) / self.rounds)
         return torch.where(self._spread(sure, t), fast, slow)
 
@@ -166,7 +173,8 @@ class Sequential(_Adaptive):
 
 
 class Effort:
-    """A callback that counts the steps of each token: ``sample(..., callback=effort)``, then ``effort.steps``."""
+    """A callback that counts the steps of each token: ``sample(..., callback=effort)``, then ``effort.steps``. One for
+    each run."""
 
     def __init__(self) -> None:
         self._times: Tensor | None = None
@@ -176,6 +184,8 @@ class Effort:
         if self._moves is None or self._times is None:
             self._moves = torch.zeros_like(visit.t)
         else:
+            if visit.t.shape != self._times.shape:
+                raise ValueError("this has counted the steps of another run: take a new one for each")
             self._moves = self._moves + (visit.t < self._times)
         self._times = visit.t
 

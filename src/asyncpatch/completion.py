@@ -41,7 +41,7 @@ UNKNOWN = 0.95
 PACE = 0.5
 """Where there is an order, the share of the steps that each pixel takes for itself."""
 
-Paced = Callable[[Tensor, int], Schedule]
+MakeSchedule = Callable[[Tensor, int], Schedule]
 """Makes a schedule of the times that pixels start from, and a number of questions."""
 
 Prepare = Callable[[Denoiser, Tensor, Noise], Denoiser]
@@ -79,7 +79,7 @@ class Completion:
     ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
     noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
     windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
-    ``prepare`` puts guidance around the denoiser; ``paced`` makes the schedule of a stage, where pixels do not all go
+    ``prepare`` puts guidance around the denoiser; ``make`` makes the schedule of a stage, where pixels do not all go
     together; ``callback`` sees every visit (to break the work off, let it raise).
     """
 
@@ -93,7 +93,7 @@ class Completion:
     wrap: bool = False
     batch: int = 64
     prepare: Prepare | None = None
-    paced: Paced | None = None
+    make: MakeSchedule | None = None
     callback: Callable[[Moment], object] | None = None
 
     def __post_init__(self) -> None:
@@ -189,8 +189,8 @@ class Completion:
             whole = reduced(order.to(x), torch.zeros_like(order.to(x)), stage.factor)
             begin = (1.0 - PACE) * _ranked(whole, stage.start)
             inner: Schedule = from_map(stage.start, begin, begin + PACE, stage.steps)
-        elif self.paced is not None:
-            inner = self.paced(stage.start, stage.steps)
+        elif self.make is not None:
+            inner = self.make(stage.start, stage.steps)
         else:
             inner = inpainting(stage.start, stage.steps)
         schedule = _Beside(inner, stage.wait)

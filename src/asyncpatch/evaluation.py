@@ -408,13 +408,17 @@ def markdown(results: Iterable[Result]) -> str:
 def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     """Input guidance against class guidance, as a picture: LPIPS and Fréchet distance of filled holes, a line for each
     class guidance, along which input guidance grows. False, and no file, where there is nothing to compare."""
-    swept: dict[tuple[str, str, str], dict[float, list[tuple[float, float, float]]]] = {}
+    swept: dict[tuple[str, str, str], dict[str, list[tuple[float, float, float]]]] = {}
     for each in results:
         if each["method"] == OURS and each["what"] != SAMPLES and "lpips" in each and "frechet" in each:
             lines = swept.setdefault((each["set"], each["what"], each["features"]), {})
             how = each["settings"]
             point = (how["input_guidance"], each["lpips"][0], each["frechet"])
-            lines.setdefault(how["class_guidance"], []).append(point)
+            rest = {
+                name: value for name, value in how.items() if name not in ("input_guidance", "class_guidance", "batch")
+            }
+            further = [f"{name} {value}" for name, value in rest.items() if value != getattr(Settings, name)]
+            lines.setdefault(", ".join([f"class guidance {how['class_guidance']:g}", *further]), []).append(point)
     swept = {key: lines for key, lines in swept.items() if sum(map(len, lines.values())) > 2}
     if not swept:
         return False
@@ -424,9 +428,9 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     for axes, ((name, kind, features), lines) in zip(
         figure.subplots(1, len(swept), squeeze=False)[0], swept.items(), strict=True
     ):
-        for weight, points in sorted(lines.items()):
+        for title, points in sorted(lines.items()):
             inputs, lpips, frechet = zip(*sorted(points), strict=True)
-            axes.plot(lpips, frechet, "o-", label=f"class guidance {weight:g}")
+            axes.plot(lpips, frechet, "o-", label=title)
             for value, across, up in zip(inputs, lpips, frechet, strict=True):
                 axes.annotate(f"{value:g}", (across, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
         axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel=f"Fréchet distance ({features})")

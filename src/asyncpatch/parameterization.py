@@ -63,3 +63,10 @@ def from_x(process: Process, prediction: Prediction, x: Tensor, z: Tensor, t: Te
             return divide(-eps, sigma)
         case _:
             raise unknown(prediction)
+
+
+def structureless(process: Process, t: Tensor) -> Tensor:
+    """log(v sigma^2 / (v alpha^2 + sigma^2)), v = 1/4: of pictures of independent pixels, how far off an exact answer
+    is. What a denoiser says of its doubt is compared with this, since all are surer at lower times."""
+    alpha, sigma = process.alpha(t), process.sigma(t).clamp_min(1e-3)  # at time 0 there is nothing to be wrong about
+    return (0.25 * sigma.square() / (0.25 * alpha.square() + sigma.square())).log()

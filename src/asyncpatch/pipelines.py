@@ -386,9 +386,12 @@ class AsyncPatchPipeline(DiffusionPipeline):
                 denoiser = Guided(denoiser, how.input_guidance, renoise(model.process, known, noise()))
             return denoiser
 
+        def leading(start: Tensor, steps: int) -> Paced:
+            return Paced(process=model.process, calls=steps, hole=start)
+
         adaptive = how.schedule == ADAPTIVE
         return Completion(
-            denoiser=model.doubting if adaptive else model.denoiser, paced=_leading if adaptive else None,
+            denoiser=model.doubting if adaptive else model.denoiser, make=leading if adaptive else None,
             process=model.process,
             step=multistep(model.process) if how.solver == "multistep" else ddim(model.process, eta=how.eta),
             window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, rings=plan.rings,
@@ -436,11 +439,6 @@ def _questions(plan: Plan) -> int:
 
 def _cut(picture: Picture, box: Box) -> Tensor:
     return picture.window(box.top, box.left, box.bottom - box.top, box.right - box.left)
-
-
-def _leading(start: Tensor, steps: int) -> Paced:
-    """The schedule in which the surest parts lead."""
-    return Paced(calls=steps, hole=start)
 
 
 def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment], object]:

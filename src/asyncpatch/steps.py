@@ -19,7 +19,8 @@ a DDIM step leaves a share ``std`` of the noise at s to chance:
 
              y_s = u y + (1 - u) x-hat - c h (u log u + 1 - u),    u = h(s) / h(t)
 
-         c is 0 for a token that did not move before, and for its last step, where a line would be guesswork.
+         c is 0 for a token that did not move before, and for its last step, where a line would be guesswork; h' - h
+         counts as at least (h - h(s)) / 1.5, so that no line is continued far from a short beginning.
 
 These hold where s < t. Where s = t a token comes back bit for bit, and where s > t it is noised forward, in every step.
 A step that draws noise draws one canvas of it, for all tokens, so that nothing has to be looked at first.

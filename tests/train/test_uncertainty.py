@@ -11,8 +11,9 @@ from asyncpatch.cli import app
 from asyncpatch.loss import uncertainty_loss
 from asyncpatch.models.denoiser import NetworkDenoiser
 from asyncpatch.models.folder import Model
-from asyncpatch.models.uncertainty import UncertaintyHead, structureless
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
+from asyncpatch.parameterization import structureless
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond
@@ -67,7 +68,7 @@ def test_a_head_changes_nothing_of_the_answer(folder, generator):
         _ = model.doubting
 
 
-def test_it_learns_how_far_off_the_network_is(folder, tmp_path):
+def test_it_learns_how_far_off_the_network_is(folder, tmp_path, generator):
     """Of pictures of noise, dark ones and light ones. Real errors are as it says, on average."""
     data = write_pictures(tmp_path / "data", count=64)
     weights = {path.name: path.read_bytes() for path in (folder / "unet").iterdir()}
@@ -82,9 +83,20 @@ def test_it_learns_how_far_off_the_network_is(folder, tmp_path):
         assert row["real"] == pytest.approx(row["predicted"], rel=0.35)
     quiet, loud = found["by prediction"][0], found["by prediction"][-1]
     assert quiet["real"] < 0.2 * loud["real"]
-    assert lines[-1].startswith("step 150/150, loss ")
+    assert lines[-2].startswith("step 150/150, loss ")
+
+    assert found["held out"] is False  # there is no such split
+    assert any("no pictures are held out" in line for line in lines)
 
     model = Model.load(folder)
+    known = torch.zeros(1, 1, 8, 8)
+    known[..., :4] = 1.0  # what is next to known pixels is judged as well as the rest
+    x, label = torch.zeros(256, 3, 8, 8).uniform_(-1, 0, generator=generator), torch.zeros(256, dtype=torch.long)
+    z = torch.where(known > 0, x, torch.randn(x.shape, generator=generator))
+    with torch.no_grad():
+        said = model.doubting(z, (1 - known).expand(256, -1, -1, -1), Cond(label=label))
+    ratio = (said.x - x).square().mean((0, 1, 2))[4:] / said.logvar.exp().mean((0, 1, 2))[4:]
+    assert (ratio.log().abs() < 0.5).all(), ratio
     z, t = torch.zeros(1, 3, 8, 8), torch.full((1, 1, 8, 8), 0.5)
     said = model.doubting(z, t)
     assert torch.equal(said.x, model.denoiser(z, t).x)
@@ -106,7 +118,8 @@ def test_on_the_command_line(folder, tmp_path, monkeypatch):
     assert again.exit_code == 2
     assert "--force" in again.output
     assert CliRunner().invoke(app, [*call, "--force"]).exit_code == 0
-    for wrong, said in ((["--steps", "0"], "steps"), (["--times", "often"], "often"), (["--rate", "0"], "rate")):
+    for wrong, said in ((["--steps", "0"], "steps"), (["--times", "often"], "often"), (["--rate", "0"], "rate"),
+                        (["--precision", "fp16"], "fp16")):  # fmt: skip
         result = CliRunner().invoke(app, [*call, "--force", *wrong])
         assert result.exit_code == 2
         assert said in result.output

@@ -109,7 +109,8 @@ def train_uncertainty(
         found = work(model, data, options, cache=cache, say=typer.echo)
     except (DataError, ValueError, OSError) as error:
         raise fail(error) from None
-    typer.echo("mean squared error of held-out pictures, predicted and real, by time:")
+    whose = "held-out" if found["held out"] else "training"
+    typer.echo(f"mean squared error of {whose} pictures, predicted and real, by time:")
     for row in found["by time"]:
         typer.echo(f"  from {row['from']:.1f}: {row['predicted']:.5f} {row['real']:.5f}")
     typer.echo(
@@ -145,7 +146,7 @@ def average(
     if output.exists():
         raise fail(f"{output} exists already")
     try:
-        model = Model.load(run / "model")
+        model = Model.load(run / "model", head=False)  # a head knows these weights alone
         model.net.load_state_dict(rebuild(run / "snapshots", sigma, step))
     except (FileNotFoundError, ValueError) as error:
         raise fail(error) from None

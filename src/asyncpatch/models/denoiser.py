@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncpatch.models.uncertainty import UncertaintyHead, structureless
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet, beside
-from asyncpatch.parameterization import Prediction, to_x
+from asyncpatch.parameterization import Prediction, structureless, to_x
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +69,13 @@ class Model:
         }
         if head:
             index[HEAD] = [UncertaintyHead.__module__, UncertaintyHead.__name__]
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        temporary = folder / f".writing-{INDEX}"
+        temporary.write_text(json.dumps(index, indent=2) + "\n")
+        os.replace(temporary, folder / INDEX)
 
     @classmethod
-    def load(cls, folder: Path | str, *, dtype: torch.dtype = torch.float32) -> Model:
-        """Read a folder that ``save`` wrote."""
+    def load(cls, folder: Path | str, *, dtype: torch.dtype = torch.float32, head: bool = True) -> Model:
+        """Read a folder that ``save`` wrote, with its head if it has one and it is wanted."""
         folder = Path(folder)
         if not (folder / INDEX).is_file():
             raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
@@ -80,13 +83,13 @@ class Model:
         if index.get("process") not in PROCESSES:
             raise ValueError(f"{folder / INDEX}: process must be one of {', '.join(PROCESSES)}")
         net = UNet.from_pretrained(folder / "unet", torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False)
-        head = None
-        if any(index.get(HEAD, ())):  # a pipeline without one writes nulls
-            head = UncertaintyHead.from_pretrained(
+        found = None
+        if head and any(index.get(HEAD, ())):  # a pipeline without one writes nulls
+            found = UncertaintyHead.from_pretrained(
                 folder / HEAD, torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False
             )
         process, labels = PROCESSES[index["process"]](), tuple(index["labels"])
-        return cls(net, process, index["prediction"], index["resolution"], labels, head)
+        return cls(net, process, index["prediction"], index["resolution"], labels, found)
 
 
 def relabelled(net: UNet, old: tuple[str, ...], new: tuple[str, ...]) -> UNet:

@@ -5,8 +5,9 @@ to that of pictures without any structure:
 
     (1)  logvar = head(trunk) + log(v sigma^2 / (v alpha^2 + sigma^2)),   v = 1/4
 
-the second term being the posterior variance of independent pixels with variance v. So the head has to learn little more
-than how much structure there is. What it is trained with, ``loss.uncertainty_loss``, is least where (1) is right.
+the second term (``parameterization.structureless``) being the posterior variance of independent pixels with variance v.
+So the head has to learn little more than how much structure there is. What it is trained with,
+``loss.uncertainty_loss``, is least where (1) is right.
 """
 
 from __future__ import annotations
@@ -19,18 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncpatch.models.unet import Block, Norm, Trunk, zeroed
-from asyncpatch.process import Process
-
-VARIANCE = 0.25
-_LEAST = 1e-3  # of sigma: at time 0 there is nothing to be wrong about
 
 
 class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Equation (1) without its second term.
 
     Args:
-        features: channels of the network's last features (its ``width``).
-        label_features: of its label's features (4 times that).
+        features: channels of the network's last features (those of its first scale).
+        label_features: of its label's features (4 times its ``width``).
         width: channels of the head.
         depth: residual blocks.
     """
@@ -49,9 +46,3 @@ class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         for layer in self.layers:
             h = layer(h, trunk.phi, trunk.label)
         return trunk.cut(self.out(functional.silu(self.norm(h)))).float().contiguous()
-
-
-def structureless(process: Process, t: Tensor) -> Tensor:
-    """The second term of equation (1)."""
-    alpha, sigma = process.alpha(t), process.sigma(t).clamp_min(_LEAST)
-    return (VARIANCE * sigma.square() / (VARIANCE * alpha.square() + sigma.square())).log()

@@ -45,6 +45,8 @@ class Options:
     def __post_init__(self) -> None:
         checks.at_least("steps", self.steps)
         checks.at_least("batch", self.batch)
+        if self.precision == "fp16":
+            raise ValueError("precision must be auto, fp32 or bf16 here, got 'fp16'")
         if not self.rate > 0:
             raise ValueError(f"rate must be positive, got {self.rate}")
         time_sampling.by_name(self.times)
@@ -57,7 +59,7 @@ def train_uncertainty(
     """Train a head for the model in ``folder`` and put it there, with ``calibration.json`` beside it; returns that."""
     folder = Path(folder)
     device = choose_device(options.device)
-    model = Model.load(folder)
+    model = Model.load(folder, head=False)
     stores = [_store(data, split, model, cache) for split in ("train", "validation")]
     if stores[0] is None:
         raise DataError(f"there are no training pictures in {', '.join(data)}")
@@ -65,7 +67,8 @@ def train_uncertainty(
     place(model.net, device, choose_precision(device, options.precision))
     torch.manual_seed(options.seed)
     width = int(model.net.config["width"])
-    head = UncertaintyHead(width, 4 * width, max(16, width)).to(device)
+    features = width * int(model.net.config["multipliers"][0])
+    head = UncertaintyHead(features, 4 * width, max(16, width)).to(device)
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
     recipe = Recipe(times=options.times, resolution=model.resolution, batch=options.batch)
     adam = torch.optim.Adam(head.parameters(), options.rate)
@@ -81,13 +84,17 @@ def train_uncertainty(
             batch = draw_batch(recipe, feed.batch(step), options.batch, slice(None), seed)
             loss = _loss(denoiser, batch)
             adam.zero_grad(set_to_none=True)
+            if not bool(loss.isfinite()):
+                raise ValueError(f"the loss is no longer a number (step {step + 1}): try a lower --rate")
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step()
             if (step + 1) % every == 0 or step + 1 == options.steps:
                 say(f"step {step + 1}/{options.steps}, loss {loss.item():.4f}")
     finally:
         feed.close()
-    found = calibration(denoiser, recipe, held)
+    if stores[1] is None:
+        say("no pictures are held out: the calibration is that of training pictures")
+    found = {"held out": stores[1] is not None, **calibration(denoiser, recipe, held)}
     with checkpoint.whole_or_nothing(folder / HEAD) as part:
         head.to("cpu").half().save_pretrained(part)
         (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -116,13 +123,15 @@ def _asked(denoiser: NetworkDenoiser, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _loss(denoiser: NetworkDenoiser, batch: Batch) -> Tensor:
+    """Over tokens with noise: at time 0 nothing is wrong, and the loss would fall without end."""
     x, logvar = _asked(denoiser, batch)
-    return uncertainty_loss(logvar, batch.x, x).mean()
+    noisy = (batch.t > 0).float()
+    return (uncertainty_loss(logvar, batch.x, x) * noisy).sum() / noisy.sum().clamp_min(1.0)
 
 
 @torch.no_grad()
 def calibration(denoiser: NetworkDenoiser, recipe: Recipe, held: Store, count: int = 1024) -> dict[str, Any]:
-    """What was predicted of held-out pictures and what came of it: mean squared errors by time, and by prediction.
+    """What was predicted of pictures and what came of it: mean squared errors by time, and by prediction.
 
     ``ratio`` is the mean of real over predicted, 1 if all is well; ``correlation`` that of the logarithms over patches
     of 8 pixels at times above 0.05, within which the error of a single pixel is mostly chance.
