@@ -29,6 +29,7 @@ from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell,
 from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
+from asyncpatch.train.config import MIXED
 from asyncpatch.train.run import train
 
 BASELINE = "baseline"
@@ -39,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "patchwise": {"times": "patchwise"},
     "asyncpatch": {"times": "asyncpatch"},
     SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
-    "mixture": {"times": "0.8 asyncpatch + 0.2 perlin-picture"},
+    "mixture": {"times": MIXED},
 }
 KINDS = ("extrema", "square", "thin", "wide")
 PUBLISHED_FID = {BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import MIXED, Recipe
 
 
 def imagenet64_60m() -> Recipe:
@@ -35,7 +35,7 @@ def default64_23m() -> Recipe:
     card of the shipped model).
     """
     return Recipe(
-        times="0.8 asyncpatch + 0.2 perlin-picture", crops=4.0,
+        times=MIXED, crops=4.0,
         steps=16_000, batch=512, rate=6e-4, warmup=500, decay=0.5, ema=0.9988,
         snapshot_every=1_000, save_every=1_000, picture_every=4_000,
     )  # fmt: skip

@@ -45,8 +45,8 @@ _STRETCH = 1.5
 
 @dataclass(frozen=True)
 class Noiseless:
-    """A step that needs noise only where a time rises. Under a schedule that never raises one the loop draws none,
-    which on a GPU saves about as much time as a small network takes."""
+    """A step that needs noise only where a time rises. Under a schedule that never raises one the loop draws none: that
+    of generators on the CPU takes long beside a network on a GPU."""
 
     step: Step
 

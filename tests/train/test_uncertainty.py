@@ -17,7 +17,8 @@ from asyncpatch.parameterization import structureless
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond
-from asyncpatch.train.uncertainty import Options, train_uncertainty
+from asyncpatch.train.config import HeadRecipe
+from asyncpatch.train.uncertainty import train_uncertainty
 from runs import write_pictures
 
 
@@ -73,8 +74,8 @@ def test_it_learns_how_far_off_the_network_is(folder, tmp_path, generator):
     data = write_pictures(tmp_path / "data", count=64)
     weights = {path.name: path.read_bytes() for path in (folder / "unet").iterdir()}
     lines = []
-    options = Options(steps=150, batch=32, device="cpu", precision="fp32")
-    found = train_uncertainty(folder, [str(data)], options, cache=tmp_path / "cache", say=lines.append)
+    recipe = HeadRecipe(steps=150, batch=32, device="cpu", precision="fp32")
+    found = train_uncertainty(folder, [str(data)], recipe, cache=tmp_path / "cache", say=lines.append)
     assert {path.name: path.read_bytes() for path in (folder / "unet").iterdir()} == weights
     assert json.loads((folder / "uncertainty" / "calibration.json").read_text()) == found
     assert found["ratio"] == pytest.approx(1.0, abs=0.15)

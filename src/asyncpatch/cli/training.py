@@ -11,7 +11,7 @@ import typer
 
 from asyncpatch import recipes
 from asyncpatch.cli.common import fail, field_options, with_options
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import HeadRecipe, Recipe
 
 app = typer.Typer()
 
@@ -78,11 +78,11 @@ def train(
 def train_uncertainty(
     model: Annotated[Path, typer.Argument(help="folder of a trained model; the head is put there")],
     data: Annotated[list[str], typer.Option(help="pictures, as for training; may be given several times")],
-    steps: Annotated[int, typer.Option(help="of Adam")] = 2000,
-    batch: Annotated[int, typer.Option(help="pictures per step")] = 128,
-    rate: Annotated[float, typer.Option(help="learning rate; it falls to 0")] = 2e-3,
-    times: Annotated[str, typer.Option(help="time fields, as for training")] = "0.8 asyncpatch + 0.2 perlin-picture",
-    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    steps: Annotated[int, typer.Option(help="of Adam")] = HeadRecipe.steps,
+    batch: Annotated[int, typer.Option(help="pictures per step")] = HeadRecipe.batch,
+    rate: Annotated[float, typer.Option(help="learning rate; it falls to 0")] = HeadRecipe.rate,
+    times: Annotated[str, typer.Option(help="time fields, as for training")] = HeadRecipe.times,
+    seed: Annotated[int, typer.Option(help="of everything random")] = HeadRecipe.seed,
     device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu")] = "auto",
     precision: Annotated[str, typer.Option(help="of the network, which stays as it is: auto, fp32 or bf16")] = "auto",
     cache: Annotated[
@@ -99,14 +99,15 @@ def train_uncertainty(
     """
     from asyncpatch.data.sources import DataError
     from asyncpatch.models.folder import HEAD
-    from asyncpatch.train.uncertainty import Options
     from asyncpatch.train.uncertainty import train_uncertainty as work
 
     if (model / HEAD).exists() and not force:
         raise fail(f"{model / HEAD} exists already: add --force to replace it")
     try:
-        options = Options(steps, batch, rate, times, seed, device, precision)
-        found = work(model, data, options, cache=cache, say=typer.echo)
+        recipe = HeadRecipe(
+            steps=steps, batch=batch, rate=rate, times=times, seed=seed, device=device, precision=precision
+        )
+        found = work(model, data, recipe, cache=cache, say=typer.echo)
     except (DataError, ValueError, OSError) as error:
         raise fail(error) from None
     whose = "held-out" if found["held out"] else "training"

@@ -10,6 +10,31 @@ from typing import Any, Literal
 
 from asyncpatch.options import check, parse, setting, types_of
 
+MIXED = "0.8 asyncpatch + 0.2 perlin-picture"
+"""Time fields of which a fifth are like those of inpainting: what the shipped model was chosen to be trained with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """How to train the head that says how sure a network is, by ``train.uncertainty``."""
+
+    steps: int = 2000
+    batch: int = 128
+    rate: float = 2e-3
+    times: str = MIXED
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be positive, got {self.rate}")
+        if self.precision == "fp16":
+            raise ValueError("precision must be auto, fp32 or bf16 here, got 'fp16'")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asyncpatch import checks, time_sampling
+from asyncpatch import time_sampling
 from asyncpatch.data.feed import Pictures, StoredFeed, seed_for
 from asyncpatch.data.sources import DataError, Joined, open_sources
 from asyncpatch.data.store import Store, open_store
@@ -22,7 +21,7 @@ from asyncpatch.models.placing import choose_device, choose_precision, place
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.protocols import Cond
 from asyncpatch.train import checkpoint
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import HeadRecipe, Recipe
 from asyncpatch.train.trainer import Batch, draw_batch
 
 Say = Callable[[str], None]
@@ -30,71 +29,50 @@ BINS = 10
 """Of time, and of predicted error, in which predictions are compared with what happens."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a head is trained."""
-
-    steps: int = 2000
-    batch: int = 128
-    rate: float = 2e-3
-    times: str = "0.8 asyncpatch + 0.2 perlin-picture"
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "auto"
-
-    def __post_init__(self) -> None:
-        checks.at_least("steps", self.steps)
-        checks.at_least("batch", self.batch)
-        if self.precision == "fp16":
-            raise ValueError("precision must be auto, fp32 or bf16 here, got 'fp16'")
-        if not self.rate > 0:
-            raise ValueError(f"rate must be positive, got {self.rate}")
-        time_sampling.by_name(self.times)
-
-
 def train_uncertainty(
-    folder: Path | str, data: Sequence[str], options: Options = Options(), *, cache: Path | None = None,  # noqa: B008
+    folder: Path | str, data: Sequence[str], recipe: HeadRecipe = HeadRecipe(), *, cache: Path | None = None,  # noqa: B008
     say: Say = print,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a head for the model in ``folder`` and put it there, with ``calibration.json`` beside it; returns that."""
+    time_sampling.by_name(recipe.times)
     folder = Path(folder)
-    device = choose_device(options.device)
+    device = choose_device(recipe.device)
     model = Model.load(folder, head=False)
     stores = [_store(data, split, model, cache) for split in ("train", "validation")]
     if stores[0] is None:
         raise DataError(f"there are no training pictures in {', '.join(data)}")
     training, held = stores[0], stores[1] if stores[1] is not None else stores[0]
-    place(model.net, device, choose_precision(device, options.precision))
-    torch.manual_seed(options.seed)
+    place(model.net, device, choose_precision(device, recipe.precision))
+    torch.manual_seed(recipe.seed)
     width = int(model.net.config["width"])
     features = width * int(model.net.config["multipliers"][0])
     head = UncertaintyHead(features, 4 * width, max(16, width)).to(device)
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
-    recipe = Recipe(times=options.times, resolution=model.resolution, batch=options.batch)
-    adam = torch.optim.Adam(head.parameters(), options.rate)
-    feed = StoredFeed(training, options.batch, options.seed, device)
+    drawn = Recipe(times=recipe.times, resolution=model.resolution, batch=recipe.batch)
+    adam = torch.optim.Adam(head.parameters(), recipe.rate)
+    feed = StoredFeed(training, recipe.batch, recipe.seed, device)
     size = sum(p.numel() for p in head.parameters())
-    say(f"{len(training):,} pictures; a head of {size / 1e6:.2f}M parameters, {options.steps:,} steps on {device}")
-    every = max(1, options.steps // 20)
+    say(f"{len(training):,} pictures; a head of {size / 1e6:.2f}M parameters, {recipe.steps:,} steps on {device}")
+    every = max(1, recipe.steps // 20)
     try:
-        for step in range(options.steps):
+        for step in range(recipe.steps):
             for group in adam.param_groups:
-                group["lr"] = options.rate * (1.0 - step / options.steps)
-            seed = seed_for(options.seed, "uncertainty", step)
-            batch = draw_batch(recipe, feed.batch(step), options.batch, slice(None), seed)
+                group["lr"] = recipe.rate * (1.0 - step / recipe.steps)
+            seed = seed_for(recipe.seed, "uncertainty", step)
+            batch = draw_batch(drawn, feed.batch(step), recipe.batch, slice(None), seed)
             loss = _loss(denoiser, batch)
             adam.zero_grad(set_to_none=True)
             if not bool(loss.isfinite()):
                 raise ValueError(f"the loss is no longer a number (step {step + 1}): try a lower --rate")
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step()
-            if (step + 1) % every == 0 or step + 1 == options.steps:
-                say(f"step {step + 1}/{options.steps}, loss {loss.item():.4f}")
+            if (step + 1) % every == 0 or step + 1 == recipe.steps:
+                say(f"step {step + 1}/{recipe.steps}, loss {loss.item():.4f}")
     finally:
         feed.close()
     if stores[1] is None:
         say("no pictures are held out: the calibration is that of training pictures")
-    found = {"held out": stores[1] is not None, **calibration(denoiser, recipe, held)}
+    found = {"held out": stores[1] is not None, **calibration(denoiser, drawn, held)}
     with checkpoint.whole_or_nothing(folder / HEAD) as part:
         head.to("cpu").half().save_pretrained(part)
         (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
