@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from asyncpatch.adaptive import Dual, Effort, Paced, Sequential
+from asyncpatch.adaptive import SCHEDULES, Dual, Effort, LookAhead, Paced, Sequential
+from asyncpatch.oracle import gaussian
 from asyncpatch.parameterization import structureless
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Denoised
 from asyncpatch.sampling import sample
+from asyncpatch.schedules import synchronous
 from asyncpatch.steps import ddim, heun, multistep
 from oracle import conditional, error, law_of, law_of_sampler, random_gaussian
 
@@ -174,3 +176,84 @@ def test_effort_counts_the_steps_of_each_token():
 def test_mistakes_are_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_finished_or_waits_is_not_needed(name, generator):
+    """With nonsense for an answer there nothing changes; and there are such places, but where all keep near."""
+    logvar = torch.randn(2, 1, 6, 8, generator=generator)
+    hole = (torch.rand(2, 1, 6, 8, generator=generator) < 0.7).float()
+    shares, made = [], []
+
+    def careful(z, t, cond):
+        shares.append(float(cond.wanted[hole > 0].float().mean()))
+        return says(logvar)(z, t)
+
+    def careless(z, t, cond):
+        out = says(logvar)(z, t)
+        return Denoised(*(torch.where(cond.wanted, each, 1e6) for each in out))
+
+    for denoiser in (careful, careless):
+        schedule = KINDS[name](16, hole=hole, process=FLOW)
+        z = torch.ones(2, 1, 6, 8)
+        made.append(sample(denoiser, schedule, z, step=ddim(FLOW)))
+    assert torch.equal(*made)
+    assert shares[0] == 1.0
+    assert name == "paced" or min(shares) < 0.95
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_number_of_questions_is_kept(name, generator):
+    hole = torch.zeros(2, 1, 40, 64)
+    hole[0, :, 4:30, 7:50], hole[1, :, 8:12, 8:12] = 1.0, 0.5
+    for start in (torch.ones(1, 1, 64, 64), hole):
+        for calls in (1, 2, 7, 16, 32, 100, 250):
+            schedule, asked = SCHEDULES[name](FLOW, start, calls), []
+            logvar = torch.randn(len(start), 1, *start.shape[2:], generator=generator)
+            z = torch.zeros(len(start), 3, *start.shape[2:])
+            sample(says(logvar), schedule, z, step=ddim(FLOW), callback=lambda visit, to=asked: to.append(visit.t))
+            assert len(asked) == calls
+            assert torch.equal(asked[0], start)
+    if name == "sequential":  # small patches where there are questions enough
+        made = [SCHEDULES[name](FLOW, torch.ones(1, 1, 64, 64), calls) for calls in (8, 32, 128, 250)]
+        assert [(each.patch, each.gap) for each in made] == [(32, 1), (16, 1), (8, 1), (8, 1)]
+
+
+def test_look_ahead_shows_the_sure_parts_as_they_will_be():
+    """The unsure take the answer to a question in which the sure ones stand where equation (4) says."""
+    denoiser = random_gaussian(FLOW, SHAPE, seed=3)
+    z, t = torch.randn(2, *SHAPE), torch.full((2, 1, 3, 4), 0.6)
+    logvar = torch.zeros(1, 1, 3, 4)
+    logvar[..., :2] = -2.0
+    questions = []
+
+    def asked(z, t, cond=None):
+        questions.append((z, t))
+        return Denoised(denoiser(z, t).x, logvar.expand(len(z), -1, -1, -1))
+
+    out = LookAhead(denoiser=asked, process=FLOW, patch=1, share=0.5)(z, t)
+    first, sure = denoiser(z, t).x, (logvar < 0).expand(2, -1, -1, -1)
+    assert torch.equal(questions[0][0], z)
+    assert torch.allclose(questions[1][1], torch.where(sure, 0.44, 0.6))  # 1 - 1.4 * 0.4
+    eps = (z - 0.4 * first) / 0.6
+    brought = torch.where(sure, 0.56 * first + 0.44 * eps, z)
+    assert torch.allclose(questions[1][0], brought, atol=1e-6)
+    wanted = torch.where(sure, first, denoiser(brought, questions[1][1]).x)
+    assert torch.allclose(out.x, wanted, atol=1e-6)
+    assert torch.equal(out.logvar, logvar.expand(2, -1, -1, -1))
+    never = LookAhead(denoiser=asked, process=FLOW, patch=1, ahead=1.0)(z, t)
+    assert torch.allclose(never.x, first, atol=1e-6)
+
+
+def test_look_ahead_is_right_for_tokens_apart_and_wrong_for_others(process):
+    """What its docstring says: an error that more steps do not mend, unless tokens have nothing to do with another."""
+    together = random_gaussian(process, SHAPE, seed=1)
+    alone = gaussian(process, together.means[0], torch.diag(together.covariances[0].diagonal()))
+    errors, x = {}, torch.zeros(1, *SHAPE)
+    for name, denoiser in (("together", together), ("apart", alone)):
+        ahead = LookAhead(denoiser=denoiser, process=process, patch=1)
+        laws = [law_of_sampler(ahead, synchronous(n), ddim(process), x, steps=n) for n in (64, 128)]
+        errors[name] = [error(law, law_of(denoiser))[1] for law in laws]
+    assert errors["apart"][0] / errors["apart"][1] > 1.7
+    assert errors["together"][0] / errors["together"][1] < 1.3
+    assert errors["together"][1] > 0.02

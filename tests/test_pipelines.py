@@ -309,6 +309,8 @@ def test_a_swatch_too_small_to_tile_is_refused(pipe):
         lambda pipe: pipe.plan_inpaint(photo(), mask(side=20), n=2, steps=4, input_guidance=1.0),
         lambda pipe: pipe.plan_inpaint(photo(), mask(), label="cat", steps=4, input_guidance=1.0, class_guidance=1.0),
         lambda pipe: pipe.plan_texture(photo(20, 20), (40, 40), steps=3),
+        lambda pipe: pipe.plan_generate(n=2, size=(40, 24), steps=4, solver="heun", class_guidance=1.0, label="cat"),
+        lambda pipe: pipe.plan_outpaint(photo(64, 20), right=8, steps=8, schedule="raster:8", pace=0.125, n=2),
     ],
 )
 def test_the_work_is_what_was_said(pipe, plan, monkeypatch):
@@ -477,7 +479,7 @@ def test_mistakes_are_said_in_the_words_of_the_caller(pipe):
 def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
     pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
     with pytest.raises(ValueError, match="train-uncertainty makes one"):
-        pipe.generate(schedule="adaptive")
+        pipe.generate(schedule="paced")
     head = UncertaintyHead(16, 64, 16)
     torch.nn.init.normal_(head.out.weight, std=1.0, generator=torch.Generator().manual_seed(0))
     sure = AsyncPatchPipeline(pipe.unet, "rectified_flow", "v", 16, pipe.config.labels, head).prepare("cpu", "fp32")
@@ -489,7 +491,7 @@ def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
     def watch(glimpse):
         times.append(glimpse.moment.visit.t)
 
-    made = sure.inpaint(photo, hole, seed=1, steps=6, schedule="adaptive", watch=watch)
+    made = sure.inpaint(photo, hole, seed=1, steps=6, schedule="paced", watch=watch)
     levels = made.pictures[0].levels
     assert np.array_equal(levels[~hole], photo[~hole])
     coarse = [t for t in times if t.shape == times[0].shape][:6]
@@ -499,8 +501,11 @@ def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
     plain = sure.inpaint(photo, hole, seed=1, steps=6)
     assert not np.array_equal(plain.pictures[0].levels, levels)
     assert np.array_equal(plain.pictures[0].levels, pipe.inpaint(photo, hole, seed=1, steps=6).pictures[0].levels)
-    grown = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=4, schedule="adaptive", tileable=True)
-    assert grown.images[0].size == (48, 48)
+    for schedule in ("paced", "dual", "sequential", "lookahead"):
+        grown = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=4, schedule=schedule, tileable=True)
+        assert grown.images[0].size == (48, 48)
+        assert not np.array_equal(grown.pictures[0].levels, levels)
+        levels = grown.pictures[0].levels
 
 
 def test_new_pictures_are_made_by_the_multistep_solver(tiny_model):
@@ -512,7 +517,8 @@ def test_new_pictures_are_made_by_the_multistep_solver(tiny_model):
     assert pipe.plan_inpaint(np.zeros((20, 20, 3), np.uint8), np.ones((20, 20))).settings.solver == "ddim"
     with pytest.raises(ValueError, match="eta is DDIM's"):
         pipe.plan_generate(eta=0.5, solver="multistep")
-    with pytest.raises(ValueError, match="solver must be one of ddim, multistep"):
+    assert pipe.plan_generate(solver="heun").settings.questions == 2
+    with pytest.raises(ValueError, match="solver must be one of ddim, multistep, heun"):
         pipe.plan_generate(solver="magic")
     noise = draw_noise(torch.empty(1, 3, 16, 16), generators([5]))  # the only noise that is drawn
     wanted = sample(pipe.model.denoiser, synchronous(4), noise, step=multistep(RectifiedFlow()))

@@ -8,6 +8,7 @@ from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import OpenLoop, autoregressive, from_map, inpainting, synchronous
 from asyncpatch.steps import churned_ddim, ddim, heun, multistep
+from finished import Silent
 from oracle import random_gaussian
 from watch import CountWaits, live_bytes
 
@@ -293,3 +294,30 @@ def test_a_canvas_in_float64_stays_so():
 def test_a_step_that_was_not_made_yet_is_named():
     with pytest.raises(TypeError, match=r"step=heun\(process\)"):
         sample(lambda z, t, cond: Denoised(z), synchronous(2), torch.zeros(1, 1, 2, 2), step=heun)
+
+
+@pytest.mark.parametrize("make", [ddim, heun, multistep, churned_ddim])
+def test_what_a_schedule_does_not_need_is_never_used(process, make, generator):
+    """A denoiser that talks nonsense where nothing is wanted, beside one whose schedule is silent about that."""
+    denoiser, conds = random_gaussian(process, COLOUR), []
+
+    def careless(z, t, cond):
+        conds.append(cond)
+        return Denoised(torch.where(cond.wanted, denoiser(z, t, None).x, torch.nan))
+
+    groups = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    hole = torch.tensor([[1.0, 1, 0], [0.5, 1, 1]])[None, None]
+    x = torch.randn(2, *COLOUR, generator=generator)
+    label = torch.tensor([0, -1])
+    for schedule in (autoregressive(groups, 3, hole=hole), inpainting(hole, 5), synchronous(4)):
+        made = [
+            sample(who, how, x, step=make(process), cond=Cond(label=label), generator=generators([1, 2]))
+            for who, how in ((careless, schedule), (denoiser, Silent(schedule)))
+        ]
+        assert torch.equal(made[0], made[1])
+    assert all(torch.equal(cond.label, label) and cond.wanted.shape == (2, 1, 2, 3) for cond in conds)
+    silent = []
+    sample(
+        lambda z, t, cond: silent.append(cond) or denoiser(z, t, None), Silent(synchronous(2)), x, step=ddim(process)
+    )
+    assert silent == [None, None]

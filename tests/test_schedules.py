@@ -225,3 +225,16 @@ def test_an_order_may_lie_in_memory_as_it_likes():
 def test_numbers_in_tensors_move_too():
     canvas = torch.zeros(1, 1, 2, 2, device="meta")
     assert from_map(torch.tensor(1.0), 0.0, 1.0, 4).to("meta").start(canvas).is_meta
+
+
+def test_answers_are_needed_where_a_token_moves_and_nowhere_else():
+    groups = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    hole = torch.tensor([[1.0, 1, 0], [0.5, 1, 1]])[None, None]
+    schedule = autoregressive(groups, 2, hole=hole)
+    t = schedule.start(torch.zeros(1, 1, 2, 3))
+    for k in range(6):
+        assert torch.equal(schedule.needs(k, t)[0, 0], (groups == k // 2) & (hole[0, 0] > 0))
+        t = schedule.next(k, t, None)
+    assert not t.any()
+    whole = synchronous(4)
+    assert whole.needs(3, whole.at(0.75, torch.zeros(2, 3, 4, 4))).all()

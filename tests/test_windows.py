@@ -7,9 +7,10 @@ from asyncpatch.oracle import gaussian_field
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import sample
-from asyncpatch.schedules import inpainting, synchronous
+from asyncpatch.schedules import autoregressive, inpainting, synchronous
 from asyncpatch.steps import ddim
 from asyncpatch.windows import Windows, bump, starts
+from finished import Silent
 
 
 def pointwise(z, t, cond=None):
@@ -249,10 +250,47 @@ def test_a_picture_is_only_asked_where_its_own_hole_is():
         asked.shapes.clear()
         z = torch.randn(batch, 1, 32, 32)
         out = windows(z, torch.rand(batch, 1, 32, 32))
-        assert sum(shape[0] for shape in asked.shapes) == 2 * batch // 3 == windows.asked(32, 32, batch)
+        assert (
+            sum(shape[0] for shape in asked.shapes) == 2 * batch // 3 == windows.asked(torch.ones(batch, 1, 32, 32) > 0)
+        )
         assert torch.equal(out.x[1], z[1])
         assert torch.equal(out.x[0, :, 8:], z[0, :, 8:])
         assert not torch.equal(out.x[0, :, :8, :8], z[0, :, :8, :8])
         assert not torch.equal(out.x[batch - 1, :, 24:, 24:], z[batch - 1, :, 24:, 24:])
     one = Windows(asked, size=8, stride=8, hole=hole[:1])
-    assert one.asked(32, 32, 5) == 5
+    assert one.asked(torch.ones(5, 1, 32, 32) > 0) == 5
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_nothing_is_asked_that_is_not_wanted_and_no_answer_changes_by_that(wrap):
+    exact, asked = gaussian_field(RectifiedFlow(), 8, 8, length=2.0), Asked()
+    z, t = torch.randn(3, 1, 24, 32), torch.rand(3, 1, 24, 32)
+    wanted = torch.zeros(3, 1, 24, 32, dtype=torch.bool)
+    wanted[0, :, 3, 5], wanted[2, :, 20:, 25:] = True, True
+    windows = Windows(exact, size=8, wrap=wrap)
+    whole, part = windows(z, t), windows(z, t, Cond(wanted=wanted))
+    assert torch.allclose(part.x[wanted], whole.x[wanted], atol=1e-5)
+    assert torch.equal(part.x[1], z[1])
+    counting = Windows(asked, size=8, wrap=wrap)
+    counting(z, t, Cond(label=torch.tensor([4, 5, 6]), wanted=wanted))
+    count = sum(shape[0] for shape in asked.shapes)
+    assert count == counting.asked(wanted) < counting.asked(torch.ones_like(wanted)) / 5
+    assert {int(label) for cond in asked.conds for label in cond.label} == {4, 6}
+    hole = torch.zeros(1, 1, 24, 32)
+    hole[..., :12, :12] = 1
+    assert Windows(exact, size=8, hole=hole)(z, t, Cond(wanted=wanted)).x[2].equal(z[2])
+    assert torch.equal(windows(z, t, Cond(wanted=torch.zeros_like(wanted))).x, z)
+
+
+def test_an_ordered_canvas_costs_a_fraction_and_becomes_the_same():
+    """Against the same schedule, which does not say what it needs."""
+    exact = gaussian_field(RectifiedFlow(), 8, 8, length=2.0)
+    groups = torch.arange(12).repeat_interleave(4).expand(48, 48).contiguous()
+
+    z, told, made = torch.randn(2, 1, 48, 48), autoregressive(groups, 4), []
+    for schedule in (told, Silent(told)):
+        asked = Asked(exact)
+        filled = sample(Windows(asked, size=8), schedule, z, step=ddim(RectifiedFlow()))
+        made.append((filled, sum(shape[0] for shape in asked.shapes)))
+    assert torch.allclose(made[0][0], made[1][0], atol=1e-4)
+    assert made[0][1] < made[1][1] / 5

@@ -12,13 +12,22 @@ picture's patches, d that of a patch, and n the questions that are left, this on
     (3)  sequential   patch after patch, the surest of those that wait next, each in ``steps``; with ``overlap`` the
                       next one begins before the last one is done (as SRM goes)
 
-Each takes exactly as many questions as it says (``calls``, ``calls_for``). Known tokens, where ``hole`` is 0, stay as
-they are; a hole between 0 and 1 starts from that time, as in ``schedules``.
+Each takes exactly as many questions as it says (``calls``, ``calls_for``), and ``SCHEDULES`` makes each for a number of
+questions. Known tokens, where ``hole`` is 0, stay as they are; a hole between 0 and 1 starts from that time, as in
+``schedules``.
+
+    (4)  look-ahead   a denoiser that asks twice: first about (z, t); then with the surest ``share`` of the patches
+                      brought on, by DDIM with the first answer, to s = 1 - ahead (1 - t), at least 0. What is unsure
+                      takes the second answer, what was sure the first (Patch Forcing's look-ahead).
+
+(1) to (3) change the order in which tokens come, and are right for exact answers whatever the order is. (4) answers
+another question than it was asked, and where tokens depend on each other its error stays however many steps there are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,32 +36,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncpatch import checks, fields
-from asyncpatch.parameterization import structureless
+from asyncpatch.parameterization import from_x, structureless
 from asyncpatch.process import Process, check_process
-from asyncpatch.protocols import Denoised, Visit
+from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Visit
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Adaptive:
-    """What they share: the process, the hole, and the doubt of patches of side ``patch``."""
+class _Doubting:
+    """The doubt of patches of side ``patch``."""
 
     process: Process
-    hole: Tensor | float = 1.0
     patch: int = 8
-    falls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_process(self.process)
         checks.at_least("patch", self.patch)
-        if isinstance(self.hole, Tensor):
-            checks.times("hole", self.hole, wait=True)
-        else:
-            checks.fraction("hole", self.hole)
-
-    def start(self, z: Tensor, /) -> Tensor:
-        """Where tokens start from, [B, 1, H, W]; ``z`` may be any tensor of that batch and size."""
-        hole = self.hole if isinstance(self.hole, Tensor) else torch.tensor(self.hole)
-        return hole.to(z.device, torch.float32).expand(len(z), 1, *z.shape[2:])
 
     def _doubt(self, t: Tensor, out: Denoised | None) -> Tensor:
         """Of each patch, [B, 1, rows, columns]; infinite where nothing is left to do."""
@@ -65,6 +63,12 @@ class _Adaptive:
         total, count = (self._pooled(each) for each in (doubt * open_, open_))
         return torch.where(count > 0, total / count.clamp_min(1e-9), torch.inf)
 
+    def _surest(self, share: float, t: Tensor, out: Denoised | None) -> Tensor:
+        """True in a share of each picture's patches that are not finished: those with the least doubt, [B, 1, H, W]."""
+        doubt = self._doubt(t, out)
+        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
+        return self._spread(rank < (share * doubt.isfinite().sum((2, 3), keepdim=True) + 1e-6).floor(), t)
+
     def _pooled(self, field: Tensor) -> Tensor:
         """The mean over each patch; patches at the right and the bottom may be cut short."""
         height, width = field.shape[2:]
@@ -73,6 +77,30 @@ class _Adaptive:
 
     def _spread(self, values: Tensor, like: Tensor) -> Tensor:
         return fields.spread(values, self.patch, *like.shape[2:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adaptive(_Doubting):
+    """A schedule that goes by doubt."""
+
+    hole: Tensor | float = 1.0
+    falls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.hole, Tensor):
+            checks.times("hole", self.hole, wait=True)
+        else:
+            checks.fraction("hole", self.hole)
+
+    def start(self, z: Tensor, /) -> Tensor:
+        """Where tokens start from, [B, 1, H, W]; ``z`` may be any tensor of that batch and size."""
+        hole = self.hole if isinstance(self.hole, Tensor) else torch.tensor(self.hole)
+        return hole.to(z.device, torch.float32).expand(len(z), 1, *z.shape[2:])
+
+    def needs(self, k: int, t: Tensor) -> Tensor:
+        """Where the answer at visit ``k`` is needed, if only for its doubt."""
+        return t > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +150,19 @@ class Dual(_Adaptive):
     def ask(self, k: int, t: Tensor, /) -> bool | None:
         return True if k < self.calls else None
 
+    def needs(self, k: int, t: Tensor) -> Tensor:
+        return self._slow(k, t) < t if k % self.substeps else t > 0
+
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
-        start, (round_, inner) = self.start(t), divmod(k, self.substeps)
-        slow = start * (1.0 - (k + 1) / self.calls)
+        slow, (round_, inner) = self._slow(k, t), divmod(k, self.substeps)
         if inner:
             return torch.minimum(t, slow)
-        doubt = self._doubt(t, out)
-        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
-        sure = rank < (self.share * doubt.isfinite().sum((2, 3), keepdim=True) + 1e-6).floor()
-        fast = start * (1.0 - (round_ + 1) / self.rounds)
-        return torch.where(self._spread(sure, t), fast, slow)
+        fast = self.start(t) * (1.0 - (round_ + 1) / self.rounds)
+        return torch.where(self._surest(self.share, t, out), fast, slow)
+
+    def _slow(self, k: int, t: Tensor) -> Tensor:
+        """Where those stand after visit ``k`` that take every step."""
+        return self.start(t) * (1.0 - (k + 1) / self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +191,79 @@ class Sequential(_Adaptive):
     def ask(self, k: int, t: Tensor, /) -> bool | None:
         return True if k < self.calls_for(t) else None
 
-    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+    def needs(self, k: int, t: Tensor) -> Tensor:
+        return t > 0 if k % self.gap == 0 else self._under_way(self._done(t))
+
+    def _done(self, t: Tensor) -> Tensor:
+        """How many of its steps a token has taken."""
         start = self.start(t)
-        done = torch.where(start > 0, (1.0 - t / start.clamp_min(1e-9)) * self.steps, 0.0).round()
-        moves = (done > 0) & (done < self.steps)
+        return torch.where(start > 0, (1.0 - t / start.clamp_min(1e-9)) * self.steps, 0.0).round()
+
+    def _under_way(self, done: Tensor) -> Tensor:
+        return (done > 0) & (done < self.steps)
+
+    def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
+        start, done = self.start(t), self._done(t)
+        moves = self._under_way(done)
         if k % self.gap == 0:
             waits = self._pooled(((done == 0) & (start > 0)).float()) > 0
             doubt = torch.where(waits, self._doubt(t, out), torch.inf).flatten(1)
             chosen = functional.one_hot(doubt.argmin(1), doubt.shape[1]).view_as(waits) > 0
             moves = moves | self._spread(chosen & waits, t)
         return torch.where(moves & (start > 0), start * (1.0 - (done + 1) / self.steps).clamp_min(0.0), t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAhead(_Doubting):
+    """Equation (4): around a denoiser, for any schedule."""
+
+    denoiser: Denoiser
+    share: float = 0.4
+    ahead: float = 1.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.fraction("share", self.share)
+        if not 1 <= self.ahead < math.inf:
+            raise ValueError(f"ahead must be at least 1, got {self.ahead}")
+
+    def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
+        out = self.denoiser(z, t, cond)
+        t = t.expand(len(z), 1, *z.shape[2:])
+        sure = self._surest(self.share, t, out) & (t > 0)
+        s = torch.where(sure, (1.0 - self.ahead * (1.0 - t)).clamp_min(0.0), t)
+        brought = self.process.alpha(s) * out.x + self.process.sigma(s) * from_x(self.process, "eps", out.x, z, t)
+        again = self.denoiser(torch.where(sure, brought, z), s, cond)
+        return out._replace(x=torch.where(sure, out.x, again.x))
+
+
+def _paced(process: Process, hole: Tensor, calls: int) -> Paced:
+    return Paced(process=process, hole=hole, calls=calls)
+
+
+def _dual(process: Process, hole: Tensor, calls: int) -> Dual:
+    substeps = next(each for each in (4, 3, 2, 1) if calls % each == 0)
+    return Dual(process=process, hole=hole, rounds=calls // substeps, substeps=substeps)
+
+
+def _sequential(process: Process, hole: Tensor, calls: int) -> Sequential:
+    """About half of the questions go by until the last patch begins; patches are as small as that allows."""
+    patch = 8
+    while True:
+        one = Sequential(process=process, hole=hole, steps=1, patch=patch)
+        patches = one.calls_for(hole)  # of one step each
+        if 2 * patches <= calls or patch >= max(hole.shape[2:]):
+            break
+        patch *= 2
+    gap = max(1, calls // (2 * patches)) if patches else 1
+    steps = max(1, calls - (patches - 1) * gap)
+    return Sequential(process=process, hole=hole, steps=steps, patch=patch, overlap=max(0.0, 1.0 - gap / steps))
+
+
+SCHEDULES: dict[str, Callable[[Process, Tensor, int], Schedule]] = {
+    "paced": _paced, "dual": _dual, "sequential": _sequential,
+}  # fmt: skip
+"""By name: for a process, the times that tokens start from [B, 1, H, W], and a number of questions."""
 
 
 class Effort:

@@ -19,9 +19,9 @@ Wherever a canvas is larger than a window, overlapping windows are denoised toge
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -32,14 +32,11 @@ from asyncpatch import checks
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
-from asyncpatch.schedules import from_map, inpainting
+from asyncpatch.schedules import OpenLoop, from_map, inpainting
 from asyncpatch.windows import Windows
 
 UNKNOWN = 0.95
 """The time from which nothing is left of a pixel that others could go by."""
-
-PACE = 0.5
-"""Where there is an order, the share of the steps that each pixel takes for itself."""
 
 MakeSchedule = Callable[[Tensor, int], Schedule]
 """Makes a schedule of the times that pixels start from, and a number of questions."""
@@ -79,8 +76,9 @@ class Completion:
     ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
     noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
     windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
-    ``prepare`` puts guidance around the denoiser; ``make`` makes the schedule of a stage, where pixels do not all go
-    together; ``callback`` sees every visit (to break the work off, let it raise).
+    ``pace`` is the share of the steps that each pixel takes for itself where there is an order. ``prepare`` puts
+    guidance around the denoiser; ``make`` makes the schedule of a stage, where pixels do not all go together;
+    ``callback`` sees every visit (to break the work off, let it raise).
     """
 
     denoiser: Denoiser
@@ -92,6 +90,7 @@ class Completion:
     rings: bool = False
     wrap: bool = False
     batch: int = 64
+    pace: float = 0.5
     prepare: Prepare | None = None
     make: MakeSchedule | None = None
     callback: Callable[[Moment], object] | None = None
@@ -101,6 +100,8 @@ class Completion:
         checks.at_least("steps", self.steps)
         checks.at_least("batch", self.batch)
         checks.fraction("refine", self.refine)
+        if not 0 < self.pace <= 1:
+            raise ValueError(f"pace must lie in (0, 1], got {self.pace}")
         if self.wrap and not self.rings:
             raise ValueError("wrap needs rings: edges are joined where a picture grows ring by ring")
 
@@ -131,9 +132,22 @@ class Completion:
             x = x if filled is None else torch.where(start > 0, filled, x)
         return x
 
-    def work(self, hole: Tensor) -> int:
-        """How many windows the denoiser will be asked about, guidance apart, for pictures with these holes."""
-        return sum(stage.steps * self._windows(stage) for stage in self.stages(hole.float()))
+    def work(self, hole: Tensor, order: Tensor | None = None) -> int:
+        """How many windows the denoiser will be asked about, guidance apart, for pictures with these holes: at most
+        that, where the schedule looks at the answers."""
+        total = 0
+        for start, wait in self._turns(hole.float()):
+            for number, stage in enumerate(self._scales(start, wait)):
+                windows = self._windowed(stage)
+                if order is None or number:
+                    total += stage.steps * windows.asked(stage.start > 0)
+                    continue
+                schedule = self._ordered(stage, order)
+                t = schedule.start(stage.start)
+                for k in range(stage.steps):
+                    total += windows.asked(schedule.needs(k, t))
+                    t = schedule.next(k, t, None)
+        return total
 
     def stages(self, hole: Tensor) -> Iterator[Stage]:
         """The stages in which a hole [B, 1, H, W] is filled."""
@@ -173,9 +187,19 @@ class Completion:
     def _windowed(self, stage: Stage) -> Windows:
         return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
 
-    def _windows(self, stage: Stage) -> int:
-        height, width = stage.start.shape[2:]
-        return self._windowed(stage).asked(height, width, len(stage.start))
+    def _schedule(self, stage: Stage, order: Tensor | None) -> Schedule:
+        """Of a stage's pixels, those that wait apart."""
+        if order is not None:
+            return self._ordered(stage, order)
+        if self.make is not None:
+            return self.make(stage.start, stage.steps)
+        return inpainting(stage.start, stage.steps)
+
+    def _ordered(self, stage: Stage, order: Tensor) -> OpenLoop:
+        order = order.to(stage.start)
+        whole = reduced(order, torch.zeros_like(order), stage.factor)
+        begin = (1.0 - self.pace) * _ranked(whole, stage.start)
+        return from_map(stage.start, begin, (begin + self.pace).clamp_max(1.0), stage.steps)
 
     def _denoised(
         self, x: Tensor, stage: Stage, random: list[torch.Generator], cond: Cond | None, order: Tensor | None
@@ -185,24 +209,18 @@ class Completion:
         def noise() -> Tensor:
             return draw_noise(x, random)
 
-        if order is not None:
-            whole = reduced(order.to(x), torch.zeros_like(order.to(x)), stage.factor)
-            begin = (1.0 - PACE) * _ranked(whole, stage.start)
-            inner: Schedule = from_map(stage.start, begin, begin + PACE, stage.steps)
-        elif self.make is not None:
-            inner = self.make(stage.start, stage.steps)
-        else:
-            inner = inpainting(stage.start, stage.steps)
-        schedule = _Beside(inner, stage.wait)
-        denoiser: Denoiser = self._windowed(stage)
+        schedule = _Beside(self._schedule(stage, order), stage.wait)
+        windows = self._windowed(stage)
+        denoiser: Denoiser = windows
         if self.prepare is not None:
             denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)
-        callback, windows = self.callback, self._windows(stage)
+        callback, visits = self.callback, itertools.count()
         z = self.process.diffuse(x, schedule.start(x), noise())
 
         def tell(visit: Visit) -> None:
             if callback is not None:
-                callback(Moment(stage, visit, windows))
+                wanted = schedule.needs(next(visits), visit.t)
+                callback(Moment(stage, visit, windows.asked(wanted)))
 
         return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
 
@@ -226,6 +244,11 @@ class _Beside:
 
     def ask(self, k: int, t: Tensor, /) -> bool | None:
         return self.schedule.ask(k, self._own(t))
+
+    def needs(self, k: int, t: Tensor) -> Tensor:
+        own = self._own(t)
+        needs = getattr(self.schedule, "needs", None)
+        return own > 0 if needs is None else needs(k, own)
 
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
         return self.schedule.next(k, self._own(t), out) + self.wait
@@ -306,7 +329,7 @@ def _rings(hole: Tensor, width: int, wrap: bool) -> Iterator[tuple[Tensor, Tenso
         cells, reached = cells + 1, wider
     count = max(round(cells * cell / width), 1)
     edges = [round(k * cells / count) for k in range(count + 1)]
-    for before, after in pairwise(edges):
+    for before, after in itertools.pairwise(edges):
         known = _near(known, (after - before) * cell, wrap)
         ring = later & known
         later = later & ~ring

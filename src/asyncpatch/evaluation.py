@@ -43,7 +43,7 @@ from asyncpatch.metrics import (
     seam_ratio,
     ssim_in_hole,
 )
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task
+from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
 from asyncpatch.sampling import generators
 from asyncpatch.settings import Settings
@@ -155,6 +155,8 @@ class Evaluation:
 
     def check(self, cell: Cell) -> None:
         """What can be known to be wrong with a cell before any is computed."""
+        if cell.method == OURS:
+            self.pipeline.work(Plan((), cell.settings))  # whether there is such a schedule, and the head that it needs
         if cell.method in FREE and (cell.method == SUPERVISED) != self.pipeline.unet.config["given"]:
             raise ValueError(
                 f"--methods {cell.method} needs a network that {'is' if cell.method == SUPERVISED else 'is not'} shown "
@@ -218,9 +220,13 @@ class Evaluation:
         """Through the same path as the command line."""
         levels = ((x + 1.0) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
         tasks = [Task(Picture(levels=levels[k]), hole[k], (seeds[k],), labels[k]) for k in range(len(x))]
-        plan = Plan(tasks, cell.settings)
-        made = self.pipeline.run(plan)
-        return torch.stack([each.pictures[0].x for each in made]), self.pipeline.work(plan)
+        made, asked = self._run(Plan(tasks, cell.settings))
+        return torch.stack([each.pictures[0].x for each in made]), asked
+
+    def _run(self, plan: Plan) -> tuple[list[Made], int]:
+        """What is made of a plan, and about how many windows the network was asked for it."""
+        asked: list[int] = []
+        return self.pipeline.run(plan, lambda glimpse: asked.append(glimpse.windows)), sum(asked)
 
     def _rival(self, cell: Cell, x: Tensor, hole: Tensor, seeds: list[int], labels: list[int]) -> tuple[Tensor, int]:
         model, device, batch = self.pipeline.model, self.pipeline.unet.device, cell.settings.batch
@@ -259,9 +265,8 @@ class Evaluation:
         labels = self.training.labels[[k * len(self.training) // cell.count for k in range(cell.count)]]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
         tasks = [Task(blank(side, side), torch.ones(1, side, side), (k,), label) for k, label in enumerate(told)]
-        plan = Plan(tasks, cell.settings)
         began = time.perf_counter()
-        made = self.pipeline.run(plan)
+        made, asked = self._run(Plan(tasks, cell.settings))
         seconds = time.perf_counter() - began
         levels = torch.stack([torch.from_numpy(each.pictures[0].levels.copy()) for each in made]).permute(0, 3, 1, 2)
         shown = [each.pictures[0].image() for each in made[: 8 * _SHOWN]]
@@ -269,7 +274,7 @@ class Evaluation:
         return {
             "pictures": len(made), "references": len(real), "features": self._network.title,
             **compared(real, self._features(levels)),
-            "calls": self.pipeline.work(plan) / len(made), "seconds": seconds / len(made),
+            "calls": asked / len(made), "seconds": seconds / len(made),
         }  # fmt: skip
 
     def _reference(self, store: Store) -> Tensor:

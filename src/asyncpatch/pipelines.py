@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from asyncpatch import checks, fields, images
-from asyncpatch.adaptive import Paced
+from asyncpatch.adaptive import SCHEDULES, LookAhead
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
@@ -31,13 +32,13 @@ from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precisio
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, NEW_SOLVER, Settings
-from asyncpatch.steps import ddim, multistep
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise, Schedule
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, LOOK_AHEAD, SYNCHRONOUS, Settings, solver_for_new
+from asyncpatch.steps import ddim, heun, multistep
 
 SHIPPED = "asyncpatch-64"
-SYNCHRONOUS, ADAPTIVE = "synchronous", "adaptive"
-ORDERS = (SYNCHRONOUS, "raster", "spiral", ADAPTIVE)
+ORDERS = {"raster": fields.raster_order, "spiral": fields.spiral_order}
+ORDERLY = (SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD)
 """Schedules that have a name."""
 _PIXELS_AT_ONCE = 1 << 24
 
@@ -69,8 +70,8 @@ class Plan:
         if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
             raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
         name = self.settings.schedule
-        if name not in ORDERS and not Path(name).is_file():
-            raise ImageError(f"schedule must be {', '.join(ORDERS)} or a picture file; there is no file {name!r}")
+        if name not in ORDERLY and _ordered(name) is None and not Path(name).is_file():
+            raise ImageError(f"schedule must be {', '.join(ORDERLY)} or a picture file; there is no file {name!r}")
 
 
 class Row(NamedTuple):
@@ -263,11 +264,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         for name, side in (("height", height), ("width", width)):
             checks.at_least(name, side, 8)
         task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
-        if not settings.get("eta") and settings.get("schedule", SYNCHRONOUS) == SYNCHRONOUS:
-            settings = {
-                "solver": NEW_SOLVER,
-                **settings,
-            }  # in an order, with fewer steps for each pixel, it may speckle
+        usual = solver_for_new(settings.get("eta", Settings.eta), settings.get("schedule", Settings.schedule))
+        settings = {"solver": usual, **settings}
         if task.label != NULL_LABEL:
             settings = {"class_guidance": LABEL_GUIDANCE, **settings}
         return Plan([task], Settings.of(settings))
@@ -328,10 +326,12 @@ class AsyncPatchPipeline(DiffusionPipeline):
     # ---- The work
 
     def work(self, plan: Plan) -> int:
-        """How many windows the network will be asked about: its time is proportional to that."""
-        filling, questions = self._completion(plan), _questions(plan)
-        holes = (torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows]) for rows in self._batches(plan))
-        return questions * sum(filling.work(hole) for hole in holes)
+        """How many windows the network will be asked about, at most: its time is proportional to that."""
+        filling, total = self._completion(plan), 0
+        for rows in self._batches(plan):
+            hole = torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows])
+            total += plan.settings.questions * filling.work(hole, _orders(plan, rows))
+        return total
 
     def run(self, plan: Plan, watch: Watch | None = None) -> list[Made]:
         """What the plan makes of each task. Boxes of the same shape are filled together, whatever picture they are of.
@@ -350,7 +350,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
             hole = torch.stack([row.box.of(tasks[row.task].hole) for row in rows]).to(device)
             label = torch.tensor([tasks[row.task].label for row in rows], device=device)
             order = _orders(plan, rows)
-            filling = self._completion(plan, None if watch is None else _teller(watch, rows, _questions(plan)))
+            filling = self._completion(plan, None if watch is None else _teller(watch, rows, plan.settings.questions))
             filled = filling(x, hole, [row.seed for row in rows], Cond(label=label), order).cpu()
             for row, each, gap in zip(rows, filled, hole.cpu(), strict=True):
                 before = made[row.task][row.candidate]
@@ -384,18 +384,20 @@ class AsyncPatchPipeline(DiffusionPipeline):
             if how.input_guidance:  # also where nothing is known: the noise that others get must not depend on it
                 known = (start == 0).float()
                 denoiser = Guided(denoiser, how.input_guidance, renoise(model.process, known, noise()))
+            if how.schedule == LOOK_AHEAD:
+                denoiser = LookAhead(denoiser=denoiser, process=model.process)
             return denoiser
 
-        def leading(start: Tensor, steps: int) -> Paced:
-            return Paced(process=model.process, calls=steps, hole=start)
+        def leading(start: Tensor, steps: int) -> Schedule:
+            return SCHEDULES[how.schedule](model.process, start, steps)
 
-        adaptive = how.schedule == ADAPTIVE
+        doubts = how.schedule in (*SCHEDULES, LOOK_AHEAD)
+        step = {"multistep": multistep, "heun": heun}.get(how.solver, partial(ddim, eta=how.eta))
         return Completion(
-            denoiser=model.doubting if adaptive else model.denoiser, make=leading if adaptive else None,
-            process=model.process,
-            step=multistep(model.process) if how.solver == "multistep" else ddim(model.process, eta=how.eta),
-            window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, rings=plan.rings,
-            wrap=plan.wrap, prepare=guided, callback=callback,
+            denoiser=model.doubting if doubts else model.denoiser, process=model.process, step=step(model.process),
+            make=leading if how.schedule in SCHEDULES else None, window=model.resolution, steps=how.steps,
+            refine=how.refine, batch=how.batch, pace=how.pace, rings=plan.rings, wrap=plan.wrap, prepare=guided,
+            callback=callback,
         )  # fmt: skip
 
 
@@ -432,11 +434,6 @@ def _mixed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=7).digest(), "big")
 
 
-def _questions(plan: Plan) -> int:
-    """How many questions to the network are one guided question."""
-    return (2 if plan.settings.class_guidance else 1) * (2 if plan.settings.input_guidance else 1)
-
-
 def _cut(picture: Picture, box: Box) -> Tensor:
     return picture.window(box.top, box.left, box.bottom - box.top, box.right - box.left)
 
@@ -445,18 +442,25 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
     return lambda moment: watch(Glimpse(rows, moment, moment.windows * questions))
 
 
+def _ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
+    """What draws the order of such a name, and the side of its patches (0: an eighth of the picture)."""
+    kind, _, side = name.partition(":")
+    if kind not in ORDERS or (side or "1").strip("0123456789"):
+        return None
+    return ORDERS[kind], int(side or 0)
+
+
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
-    if name in (SYNCHRONOUS, ADAPTIVE):
+    if name in (SYNCHRONOUS, *SCHEDULES, LOOK_AHEAD):
         return None
-    box = rows[0].box
-    height, width = box.bottom - box.top, box.right - box.left
-    patch = max(1, max(height, width) // 8)
-    if name == "raster":
-        return fields.raster_order(height, width, patch).float()[None, None]
-    if name == "spiral":
-        return fields.spiral_order(height, width, patch).float()[None, None]
+    known = _ordered(name)
+    if known is not None:
+        draw, patch = known
+        box = rows[0].box
+        height, width = box.bottom - box.top, box.right - box.left
+        return draw(height, width, patch or max(1, max(height, width) // 8)).float()[None, None]
     painted = picture_from(name)
     for row in rows:
         size = plan.tasks[row.task].picture.size

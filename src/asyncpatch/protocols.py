@@ -41,6 +41,8 @@ class Cond(NamedTuple):
     """The picture to complete, [B, C, H, W]: only for networks that were trained on inpainting alone."""
     hole: Tensor | None = None
     """1 where it is to be completed, [B, 1, H, W]: only for such networks, too."""
+    wanted: Tensor | None = None
+    """True where an answer is wanted, [B, 1, H, W]; elsewhere anything will do. None: everywhere."""
 
 
 class Question(NamedTuple):
@@ -71,7 +73,9 @@ class Schedule(Protocol):
 
     Open-loop schedules use only ``k``, so nothing ever waits for the device. Closed-loop ones may look at
     the time field and at the denoiser's answer. One that never raises a time may say so with an attribute
-    ``falls = True``: then noise is drawn only for steps that are random by themselves.
+    ``falls = True``: then noise is drawn only for steps that are random by themselves. One that knows beforehand where
+    the answer at visit ``k`` will be needed may say so with a method ``needs(k, t)``, a field of booleans: the loop
+    hands it on as ``Cond.wanted``, and denoisers that can (``windows.Windows``) do no more than is wanted.
     """
 
     def start(self, z: Tensor, /) -> Tensor:

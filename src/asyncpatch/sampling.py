@@ -89,8 +89,10 @@ def sample(
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
 
+    told, needs = cond, getattr(schedule, "needs", None)
+
     def denoise(z: Tensor, t: Tensor) -> Denoised:
-        out = check_answer(denoiser(z, t, cond), z)
+        out = check_answer(denoiser(z, t, told), z)
         return out._replace(x=out.x.to(z.dtype))
 
     like = z
@@ -107,6 +109,8 @@ def sample(
     last: Visit | None = None
     k = 0
     while (ask := schedule.ask(k, t)) is not None:
+        if needs is not None:
+            told = (cond or Cond())._replace(wanted=field(needs(k, t)))
         now = Visit(z, t, denoise(z, t) if ask else None)
         if callback is not None and _stops(callback(now)):
             return z

@@ -95,6 +95,10 @@ class OpenLoop:
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
         return self.at((k + 1) / self.steps, t)
 
+    def needs(self, k: int, t: Tensor) -> Tensor:
+        """Where the answer at visit ``k`` is needed: what stays where it is, finished or not yet begun, needs none."""
+        return self.next(k, t, None) < t
+
     def to(self, device: torch.device | str) -> OpenLoop:
         """The same schedule with its maps on another device."""
         return replace(self, tau=self.tau.to(device)) if isinstance(self.tau, Pace) else self

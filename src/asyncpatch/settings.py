@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from asyncpatch.options import check, setting, types_of
 
+Solver = Literal["ddim", "multistep", "heun"]
+
+SYNCHRONOUS, LOOK_AHEAD = "synchronous", "lookahead"
+"""All pixels together; and so, with a look at what comes."""
+
 LABEL_GUIDANCE = 1.5
 """Class guidance of new pictures of a label, unless something else is said."""
-
-NEW_SOLVER = "multistep"
-"""How new pictures are made, unless something else is said."""
 
 INPUT_GUIDANCE = 1.0
 """Input guidance where a part of the picture is known, unless something else is said."""
@@ -22,13 +24,16 @@ class Settings:
     """How a picture is sampled."""
 
     steps: int = setting(16, "from noise to picture; each asks the network once, or twice for each guidance")
-    solver: Literal["ddim", "multistep"] = setting("ddim", "what a step makes of the answer, or of the last two")
+    solver: Solver = setting("ddim", "what a step makes of its answer (ddim), the last two (multistep), or of two "
+                             "that it asks for (heun)")  # fmt: skip
     eta: float = setting(0.0, "randomness of DDIM's steps: 0 is none, 1 ancestral sampling")
     class_guidance: float = setting(0.0, "push towards the label; 0 is off")
     input_guidance: float = setting(0.0, "push towards what the picture shows; 0 is off")
     refine: float = setting(0.5, "time from which large fills are refined: more invents more detail")
-    schedule: str = setting("synchronous", "synchronous, raster, spiral, adaptive (what is sure leads; the model "
-                            "needs a head that says so), or a picture file: dark comes first")  # fmt: skip
+    schedule: str = setting(SYNCHRONOUS, "synchronous, raster or spiral (or raster:16, in patches of 16 pixels), a "
+                            "picture file (dark comes first); paced, dual, sequential or lookahead (what is sure "
+                            "leads; the model needs a head that says so)")  # fmt: skip
+    pace: float = setting(0.5, "where there is an order, the share of the steps that each pixel takes for itself")
     batch: int = setting(64, "windows that the network sees at a time (fewer where memory is short)")
 
     def __post_init__(self) -> None:
@@ -41,6 +46,8 @@ class Settings:
         for name in ("eta", "refine"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0 < self.pace <= 1:
+            raise ValueError(f"pace must lie in (0, 1], got {self.pace}")
         if self.eta and self.solver != "ddim":
             raise ValueError(f"eta is DDIM's, and the solver {self.solver}: give solver ddim with it")
         for name in ("class_guidance", "input_guidance"):
@@ -55,3 +62,15 @@ class Settings:
             if name not in known:
                 raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}")
         return cls(**given)
+
+    @property
+    def questions(self) -> int:
+        """How often the network is asked for a step."""
+        twice = (self.class_guidance > 0, self.input_guidance > 0, self.solver == "heun", self.schedule == LOOK_AHEAD)
+        return int(2 ** sum(twice))
+
+
+def solver_for_new(eta: float, schedule: str) -> Solver:
+    """How new pictures are made, unless something else is said. Multistep draws no noise; and in an order, with fewer
+    steps for each pixel, it may speckle."""
+    return "ddim" if eta or schedule != SYNCHRONOUS else "multistep"

@@ -5,9 +5,10 @@
 
 The bump b falls towards the rim of a window, where its answer knows least; c is larger for windows that know more. (On
 exact Gaussian denoisers c cuts the error against the answer of the whole canvas by half where a hole is larger than a
-window, and changes little elsewhere.) All windows are asked at every visit, so
-that they are denoised together and agree; those in which nothing is ever to be generated are left out, and there the
-canvas itself is the answer. So the cost is that of the hole, not of the canvas.
+window, and changes little elsewhere.) All windows are asked at every visit, so that they are denoised together and
+agree, but for those in which nothing is ever to be generated, or nothing wanted now (``Cond.wanted``): there the canvas
+itself is the answer. So the cost is that of the hole, not of the canvas, and what is finished, or has not begun, costs
+nothing. No answer that is wanted changes by that: every window that holds its token is asked.
 
 Windows are asked a number at a time; where memory does not hold that many, half as many from then on.
 """
@@ -91,10 +92,11 @@ class Windows:
             self._known[key] = found
         return self._known[key]
 
-    def asked(self, height: int, width: int, batch: int) -> int:
-        """How many windows the denoiser is asked about for a canvas of ``batch`` pictures."""
-        pieces = (run for place in self.places(height, width) for run in place.runs(batch))
-        return sum(last - first for first, last in pieces)
+    def asked(self, wanted: Tensor) -> int:
+        """How many windows the denoiser is asked about where answers are wanted, [B, 1, H, W]."""
+        height, width = wanted.shape[2:]
+        places = _wanted(self.places(height, width, wanted.device), wanted)
+        return sum(place.whom.count(True) for place in places)
 
     def _spans(self, length: int) -> list[Tensor]:
         size = min(self.size, length)
@@ -110,7 +112,8 @@ class Windows:
         weight = bump(len(places[0].rows), z.device)[:, None] * bump(len(places[0].columns), z.device)
         above, below = torch.zeros_like(z), torch.zeros_like(t)
         spread: Tensor | None = None
-        todo = [Piece(place, *run) for place in places for run in place.runs(len(z))]
+        now = _wanted(places, None if cond is None else cond.wanted)
+        todo = [Piece(place, *run) for place in now for run in place.runs(len(z))]
         while todo:
             some, rest = _first(todo, self.batch)
             cut_z = torch.cat([piece.of(z) for piece in some])
@@ -144,6 +147,19 @@ class Windows:
         return Denoised(x, None if spread is None else spread / torch.where(seen, below, 1.0))
 
 
+def _wanted(places: list[Place], wanted: Tensor | None) -> list[Place]:
+    """The places in which something is wanted [B, 1, H, W], and by whom. Waits for the device, once."""
+    if wanted is None or not places:
+        return places
+    each = [place.of(wanted).flatten(1).any(1) for place in places]
+    found = []
+    for place, now in zip(places, torch.stack(each).tolist(), strict=True):
+        whom = tuple(a and b for a, b in zip(place.all(len(now)), now, strict=True))
+        if any(whom):
+            found.append(place._replace(whom=whom))
+    return found
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """CUDA has an error of its own for it; CPU and MPS only say so."""
     return isinstance(error, torch.OutOfMemoryError) or any(
@@ -159,9 +175,16 @@ class Place(NamedTuple):
     whom: tuple[bool, ...]
     """Which pictures have a hole there."""
 
+    def of(self, field: Tensor) -> Tensor:
+        return field.index_select(2, self.rows).index_select(3, self.columns)
+
+    def all(self, batch: int) -> tuple[bool, ...]:
+        """For each picture of a batch, whether it is concerned. Guidance repeats the pictures."""
+        return self.whom * (batch // len(self.whom))
+
     def runs(self, batch: int) -> list[tuple[int, int]]:
-        """The pictures of a batch that it concerns, as runs of neighbours. Guidance repeats the pictures."""
-        whom = self.whom * (batch // len(self.whom))
+        """The pictures of a batch that it concerns, as runs of neighbours."""
+        whom = self.all(batch)
         edges = [k for k in range(batch + 1) if (k > 0 and whom[k - 1]) != (k < batch and whom[k])]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -174,7 +197,7 @@ class Piece(NamedTuple):
     last: int
 
     def of(self, field: Tensor) -> Tensor:
-        return field[self.first : self.last].index_select(2, self.place.rows).index_select(3, self.place.columns)
+        return self.place.of(field[self.first : self.last])
 
     def add(self, field: Tensor, value: Tensor) -> None:
         field[self.first : self.last, :, self.place.rows[:, None], self.place.columns] += value

@@ -10,7 +10,7 @@ import typer
 
 from asyncpatch.cli.common import with_options
 from asyncpatch.cli.pictures import MACHINE, open_pipeline, said_plainly, shard_from
-from asyncpatch.settings import INPUT_GUIDANCE, NEW_SOLVER, Settings
+from asyncpatch.settings import INPUT_GUIDANCE, Settings, solver_for_new
 
 app = typer.Typer()
 
@@ -114,8 +114,12 @@ def evaluate(
     frechet: Annotated[bool, typer.Option("--frechet", help="compare filled pictures with the training set")] = False,
     steps: Annotated[str, typer.Option(help="of asyncpatch, and supervised; several: a row for each"
                                        )] = str(Settings.steps),
-    solver: Annotated[str | None, typer.Option(help="likewise: ddim, multistep [default: multistep for samples without "
-                                               "eta, else ddim]", show_default=False)] = None,
+    solver: Annotated[str | None, typer.Option(help="likewise: ddim, multistep, heun [default: multistep for samples "
+                                               "without eta or order, else ddim]", show_default=False)] = None,
+    schedule: Annotated[str, typer.Option(help="likewise: synchronous, raster, spiral (or raster:16, in patches of 16 "
+                                          "pixels), paced, dual, sequential, lookahead")] = Settings.schedule,
+    pace: Annotated[str, typer.Option(help="likewise, of raster and spiral: the share of the steps that each pixel "
+                                      "takes")] = str(Settings.pace),
     eta: Annotated[str, typer.Option(help="likewise")] = str(Settings.eta),
     input_guidance: Annotated[str, typer.Option(help="likewise, of filled holes")] = str(INPUT_GUIDANCE),
     class_guidance: Annotated[str, typer.Option(help="likewise; filled holes are told their label for it")] = "0.0",
@@ -176,17 +180,18 @@ def evaluate(
                 what = "whole numbers" if kind is int else "numbers"
                 raise ValueError(f"--{name} must be {what} with commas between them, got {text!r}") from None
 
-        def ways(guidances: list[tuple[float, float]], usual: Any) -> list[Settings]:
+        def ways(guidances: list[tuple[float, float]], new: bool) -> list[Settings]:
             solvers: list[Any] = solver.split(",") if solver else [None]
-            every = itertools.product(numbers("steps", steps, int), solvers, numbers("eta", eta), guidances)
+            every = itertools.product(schedule.split(","), numbers("pace", pace), solvers, numbers("steps", steps, int),
+                                      numbers("eta", eta), guidances)  # fmt: skip
             return [
-                Settings(steps=a, solver=s or ("ddim" if b else usual), eta=b, input_guidance=i, class_guidance=c,
-                         batch=batch)
-                for a, s, b, (i, c) in every
+                Settings(steps=a, solver=s or (solver_for_new(b, o) if new else Settings.solver), eta=b,
+                         input_guidance=i, class_guidance=c, schedule=o, pace=p, batch=batch)
+                for o, p, s, a, b, (i, c) in every
             ]  # fmt: skip
 
         classes, inputs = numbers("class-guidance", class_guidance), numbers("input-guidance", input_guidance)
-        filling = ways(list(itertools.product(inputs, classes)), Settings.solver)
+        filling = ways(list(itertools.product(inputs, classes)), new=False)
         names = [Path(each).name for each in data]
         if len(set(names)) < len(names):
             raise ValueError("two sets have the same name: evaluate them into folders of their own")
@@ -201,7 +206,7 @@ def evaluate(
             raise ValueError("nothing to evaluate: name --holes, or a number of --samples")
         if features != "lite" and not (samples or frechet):
             raise ValueError(f"--features {features} changes nothing without --samples or --frechet")
-        how = ways([(0.0, c) for c in classes], NEW_SOLVER) if samples else []
+        how = ways([(0.0, c) for c in classes], new=True) if samples else []
         new = [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in how]
         pipeline = open_pipeline(**given)
         cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, NEW_SOLVER, Settings
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings, solver_for_new
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -44,7 +44,10 @@ _SHARED = [
 _NEW_SAMPLING = field_options(
     Settings,
     "Sampling",
-    {"class_guidance": f"{LABEL_GUIDANCE} with a label", "solver": f"{NEW_SOLVER}; ddim with eta or in an order"},
+    {
+        "class_guidance": f"{LABEL_GUIDANCE} with a label",
+        "solver": f"{solver_for_new(Settings.eta, Settings.schedule)}; ddim with eta or in an order",
+    },
 )
 _SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
 MACHINE = [

@@ -19,7 +19,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncpatch.models.unet import Block, Norm, Trunk, zeroed
+from asyncpatch.models.unet import Block, Norm, Trunk, UNet, zeroed
 
 
 class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -39,6 +39,12 @@ class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.layers = nn.ModuleList(Block(a, b, label_features) for a, b in itertools.pairwise(channels))
         self.norm = Norm(channels[-1])
         self.out = zeroed(nn.Conv2d(channels[-1], 1, 3, padding=1))
+
+    @classmethod
+    def beside(cls, net: UNet) -> UncertaintyHead:
+        """A new one, of the network's width."""
+        width = int(net.config["width"])
+        return cls(width * int(net.config["multipliers"][0]), 4 * width, max(16, width))
 
     def forward(self, trunk: Trunk) -> Tensor:
         """The offset, [B, 1, H, W], float32."""

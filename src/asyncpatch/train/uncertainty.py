@@ -44,9 +44,7 @@ def train_uncertainty(
     training, held = stores[0], stores[1] if stores[1] is not None else stores[0]
     place(model.net, device, choose_precision(device, recipe.precision))
     torch.manual_seed(recipe.seed)
-    width = int(model.net.config["width"])
-    features = width * int(model.net.config["multipliers"][0])
-    head = UncertaintyHead(features, 4 * width, max(16, width)).to(device)
+    head = UncertaintyHead.beside(model.net).to(device)
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
     drawn = Recipe(times=recipe.times, resolution=model.resolution, batch=recipe.batch)
     adam = torch.optim.Adam(head.parameters(), recipe.rate)
