@@ -81,7 +81,8 @@ def train_all(given: argparse.Namespace) -> None:
 
 def evaluate_all(given: argparse.Namespace) -> None:
     for name in given.names:
-        pipeline = AsyncPatchPipeline.from_pretrained(given.output / name / "model").prepare()
+        pipeline = AsyncPatchPipeline.from_pretrained(given.output / name / "model")
+        pipeline.prepare(compiled=torch.cuda.is_available())
 
         def store(split: str, side: int = pipeline.model.resolution) -> Any:
             source = open_sources([given.data], split)

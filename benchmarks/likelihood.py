@@ -20,6 +20,7 @@ import torch
 from asyncpatch.data.sources import open_sources
 from asyncpatch.data.store import open_store
 from asyncpatch.likelihood import elbo, random_path, synchronous_path
+from asyncpatch.models.placing import choose_device
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.sampling import generators
 
@@ -37,8 +38,9 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path, default=Path("out/likelihood"))
     given = options.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    pipeline = AsyncPatchPipeline.from_pretrained(given.model).prepare(given.device, given.precision)
-    model, device = pipeline.model, pipeline.unet.device
+    pipeline, device = AsyncPatchPipeline.from_pretrained(given.model), choose_device(given.device)
+    pipeline.prepare(given.device, given.precision, compiled=device.type == "cuda")
+    model, denoiser = pipeline.model, pipeline.denoiser(given.batch)
     store = open_store(open_sources(given.data, "validation"), model.resolution, cache=given.cache)
     chosen = torch.arange(len(store))[:: max(1, len(store) // given.count)][: given.count]
     sizes = [2**k for k in reversed(range(int(math.log2(model.resolution)) + 1))]
@@ -52,7 +54,7 @@ def main() -> None:
         for some in chosen.split(given.batch):
             x = torch.from_numpy(store.pictures[some.numpy()]).to(device).permute(0, 3, 1, 2).float() / 127.5 - 1
             parts.append(
-                elbo(model.denoiser, x, process=model.process, path=path, calls=given.calls,
+                elbo(denoiser, x, process=model.process, path=path, calls=given.calls,
                      generator=generators([int(k) for k in some], device))
             )  # fmt: skip
         bits = torch.cat([part.bits_per_dim for part in parts])

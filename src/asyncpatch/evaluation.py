@@ -200,15 +200,20 @@ class Evaluation:
         made, asked = fill(cell, x, hole, chosen, labels)
         seconds = time.perf_counter() - began
         row: Result = {"pictures": len(x)}
+
+        def measured(metric: Callable[..., Tensor], *what: Tensor) -> Tensor:
+            """Of each picture; by parts, where the network is."""
+            parts = zip(*(torch.split(each, _FEATURE_BATCH) for each in what), strict=True)
+            return torch.cat([metric(*(each.to(device) for each in part)).cpu() for part in parts])
+
         if self.lpips is not None:
-            pairs = zip(*(torch.split(each, _FEATURE_BATCH) for each in (x, made)), strict=True)
-            distances = torch.cat([self.lpips(a.to(device), b.to(device)).cpu() for a, b in pairs])
+            distances = measured(self.lpips, x, made)
             row |= {"lpips": _mean(distances), "each": {"lpips": [round(float(value), 5) for value in distances]}}
         row |= {
-            "psnr": _mean(psnr_in_hole(made, x, hole)),
-            "ssim": _mean(ssim_in_hole(made, x, hole)),
-            "seam": float(seam_ratio(made, hole).nanmedian()),
-            "seam of the original": float(seam_ratio(x, hole).nanmedian()),
+            "psnr": _mean(measured(psnr_in_hole, made, x, hole)),
+            "ssim": _mean(measured(ssim_in_hole, made, x, hole)),
+            "seam": float(measured(seam_ratio, made, hole).nanmedian()),
+            "seam of the original": float(measured(seam_ratio, x, hole).nanmedian()),
             **self._resemblance(made),
             "calls": asked / len(x),
             "seconds": seconds / len(x),
@@ -230,7 +235,7 @@ class Evaluation:
 
     def _rival(self, cell: Cell, x: Tensor, hole: Tensor, seeds: list[int], labels: list[int]) -> tuple[Tensor, int]:
         model, device, batch = self.pipeline.model, self.pipeline.unet.device, cell.settings.batch
-        counted, how, options = Counted(model.denoiser), cell.settings, dict[str, Any]()
+        counted, how, options = Counted(self.pipeline.denoiser(batch)), cell.settings, dict[str, Any]()
         denoiser: Denoiser = Guided(counted, how.class_guidance, drop_label)
         if cell.method == SUPERVISED:
             options = {"steps": how.steps, "eta": how.eta, "input_guidance": how.input_guidance}

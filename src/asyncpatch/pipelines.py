@@ -27,6 +27,7 @@ from asyncpatch.adaptive import SCHEDULES, LookAhead
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
+from asyncpatch.models.denoiser import Compiled
 from asyncpatch.models.folder import HEAD, INDEX, Model
 from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precision, place
 from asyncpatch.models.uncertainty import UncertaintyHead
@@ -137,6 +138,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         uncertainty: UncertaintyHead | None = None,
     ) -> None:
         super().__init__()
+        self._compiled: dict[tuple[int, bool], Compiled] | None = None
         if process not in PROCESSES:
             raise ValueError(f"process must be one of {', '.join(PROCESSES)}, got {process!r}")
         self.register_modules(unet=unet, uncertainty=uncertainty)
@@ -159,13 +161,24 @@ class AsyncPatchPipeline(DiffusionPipeline):
         """The shipped model, where and how this machine runs it best."""
         return cls.from_pretrained(shipped_model()).prepare(device, precision)
 
-    def prepare(self, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
-        """Move the network to a device, in a precision; "auto" is what the machine is best at."""
+    def prepare(
+        self, device: str = "auto", precision: str = "auto", *, compiled: bool = False
+    ) -> AsyncPatchPipeline:  # fmt: skip
+        """Move the network to a device, in a precision; "auto" is what the machine is best at. ``compiled``: for much
+        work on a GPU; the first question then takes a minute or two."""
         where = choose_device(device)
         for part in (self.unet, self.uncertainty):
             if part is not None:
                 place(part, where, choose_precision(where, precision))
+        self._compiled = {} if compiled else None
         return self
+
+    def denoiser(self, batch: int, *, doubts: bool = False) -> Denoiser:
+        """The network, to be asked about ``batch`` windows at a time; with ``doubts`` it says how sure it is."""
+        plain = self.model.doubting if doubts else self.model.denoiser
+        if self._compiled is None:
+            return plain
+        return self._compiled.setdefault((batch, doubts), Compiled(plain, batch))
 
     def where(self) -> str:
         """On what the network runs, in words."""
@@ -394,7 +407,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         doubts = how.schedule in (*SCHEDULES, LOOK_AHEAD)
         step = {"multistep": multistep, "heun": heun}.get(how.solver, partial(ddim, eta=how.eta))
         return Completion(
-            denoiser=model.doubting if doubts else model.denoiser, process=model.process, step=step(model.process),
+            denoiser=self.denoiser(how.batch, doubts=doubts), process=model.process, step=step(model.process),
             make=leading if how.schedule in SCHEDULES else None, window=model.resolution, steps=how.steps,
             refine=how.refine, batch=how.batch, pace=how.pace, rings=plan.rings, wrap=plan.wrap, prepare=guided,
             callback=callback,

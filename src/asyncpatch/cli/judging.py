@@ -133,6 +133,7 @@ def evaluate(
     cache: Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]",
                                                show_default=False)] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the cells")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="compile the network, for much work on a GPU")] = False,
     **given: Any,
 ) -> None:  # fmt: skip
     """A table of a model's figures: filled holes by kind and method, and new pictures.
@@ -208,7 +209,7 @@ def evaluate(
             raise ValueError(f"--features {features} changes nothing without --samples or --frechet")
         how = ways([(0.0, c) for c in classes], new=True) if samples else []
         new = [Cell("+".join(names), SAMPLES, OURS, each, samples) for each in how]
-        pipeline = open_pipeline(**given)
+        pipeline = open_pipeline(**given, compiled=compiled)
         cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]
 
         def store(of: list[str], split: str) -> Store | None:

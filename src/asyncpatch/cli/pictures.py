@@ -156,7 +156,7 @@ class Job:
             typer.echo(f"wrote {self.gif} ({together})")
 
 
-def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatchPipeline:
+def open_pipeline(model: Path | None, device: str, precision: str, compiled: bool = False) -> AsyncPatchPipeline:
     import diffusers
 
     from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
@@ -172,7 +172,7 @@ def open_pipeline(model: Path | None, device: str, precision: str) -> AsyncPatch
     except Exception as error:  # broken weights, or an index that is none, raise all kinds
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
-    return pipeline.prepare(device, precision)
+    return pipeline.prepare(device, precision, compiled=compiled)
 
 
 def check_model(folder: Path) -> None:
