@@ -49,7 +49,7 @@ def squares(side: int, count: int) -> Tensor:
 
 def runs(window: int, process: Process, quick: bool, device: torch.device) -> dict[str, tuple[Tensor, Schedule]]:
     """Canvas and schedule, by name."""
-    side, steps = (2 * window, 1) if quick else (4 * window, 4)
+    side, steps = (2 * window, 1) if quick else (3 * window, 4)
     whole = torch.ones(1, 1, side, side, device=device)
     hole, batch = torch.zeros_like(whole), squares(2 * window, 4).to(device)
     hole[..., 8 : 8 + window // 2, 8 : 8 + window // 2] = 1.0

@@ -19,7 +19,7 @@ from asyncpatch.evaluation import (
     SAMPLES,
     Cell,
     Evaluation,
-    compared,
+    Likeness,
     guidance_plot,
     markdown,
     paired,
@@ -154,13 +154,14 @@ def test_every_rival_is_there():
 def test_distances_of_known_laws(generator):
     """Two Gaussians that differ by a shift: |m - m'|^2 apart."""
     a, b = (torch.randn(4000, 8, generator=generator) for _ in range(2))
-    near, far = compared(a, b), compared(a, b + 0.5)
+    like = Likeness(a)
+    near, far = like.all(b), like.all(b + 0.5)
     assert near["frechet"] < 0.05
     assert far["frechet"] == pytest.approx(8 * 0.25, rel=0.1)
     assert abs(near["kernel"][0]) < 5e-3 < far["kernel"][0]
     assert min(near["precision"], near["recall"]) > 0.8
     assert far["precision"] < near["precision"]
-    assert compared(a, b) == near
+    assert like.all(b) == near == Likeness(a).all(b)
 
 
 def test_samples_are_compared_with_the_training_set(pipe, tmp_path):

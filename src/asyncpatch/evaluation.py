@@ -255,18 +255,21 @@ class Evaluation:
         look like such pictures, whatever the original was."""
         if self.training is None:
             return {}
-        real = self._reference(self.training)
-        metric = frechet_distance(AsTheyAre(real.shape[1]))
-        metric.update(real, real=True)
-        metric.update(self._features(((made + 1.0) * 127.5).round().byte()), real=False)
-        return {"frechet": float(metric.compute()), "references": len(real), "features": self._network.title}
+        frechet = self._likeness.frechet(self._features(((made + 1.0) * 127.5).round().byte()))
+        return {"frechet": frechet, "references": len(self._likeness.real), "features": self._network.title}
+
+    @cached_property
+    def _likeness(self) -> Likeness:
+        """To the training set."""
+        assert self.training is not None
+        return Likeness(self._reference(self.training), self.pipeline.unet.device)
 
     # ---- Samples
 
     @torch.no_grad()
     def _samples(self, cell: Cell) -> Result:
         assert self.training is not None
-        real, side = self._reference(self.training), self.pipeline.model.resolution
+        side = self.pipeline.model.resolution
         labels = self.training.labels[[k * len(self.training) // cell.count for k in range(cell.count)]]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
         tasks = [Task(blank(side, side), torch.ones(1, side, side), (k,), label) for k, label in enumerate(told)]
@@ -277,8 +280,8 @@ class Evaluation:
         shown = [each.pictures[0].image() for each in made[: 8 * _SHOWN]]
         self._show(cell, [shown[k : k + _SHOWN] for k in range(0, len(shown) - _SHOWN + 1, _SHOWN)] or [shown])
         return {
-            "pictures": len(made), "references": len(real), "features": self._network.title,
-            **compared(real, self._features(levels)),
+            "pictures": len(made), "references": len(self._likeness.real), "features": self._network.title,
+            **self._likeness.all(self._features(levels)),
             "calls": asked / len(made), "seconds": seconds / len(made),
         }  # fmt: skip
 
@@ -344,23 +347,36 @@ class AsTheyAre(torch.nn.Module):
         return features
 
 
-def compared(real: Tensor, made: Tensor) -> Result:
-    """Fréchet and kernel distance, precision and recall, of features [N, d] and [M, d]."""
-    given = AsTheyAre(real.shape[1])
-    frechet = frechet_distance(given)
-    kernel = kernel_distance(min(1000, len(real), len(made)), features=given)
-    for metric in (frechet, kernel):
-        metric.update(real, real=True)
-        metric.update(made, real=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # of the subsets
-        mean, spread = kernel.compute()
-    most = min(len(real), len(made))
-    precision, recall = precision_and_recall(real[spaced(len(real), most)], made[spaced(len(made), most)])
-    return {
-        "frechet": float(frechet.compute()), "kernel": [float(mean), float(spread)],
-        "precision": precision, "recall": recall,
-    }  # fmt: skip
+class Likeness:
+    """How far sets of pictures are from a fixed one, by their features: [N, d] of the fixed one, [M, d] of others.
+    Computed on ``device``, but for the last of the Fréchet distance, which is as quick on the CPU."""
+
+    def __init__(self, real: Tensor, device: torch.device | str = "cpu") -> None:
+        self.real, self.device, self._given = real.to(device), device, AsTheyAre(real.shape[1])
+        self._frechet = frechet_distance(self._given, keep_real=True)
+        self._frechet.to(device).update(self.real, real=True)
+
+    def frechet(self, made: Tensor) -> float:
+        self._frechet.to(self.device).update(made.to(self.device), real=False)
+        value = float(self._frechet.cpu().compute())
+        self._frechet.reset()
+        return value
+
+    def all(self, made: Tensor) -> Result:
+        """Fréchet and kernel distance, precision and recall."""
+        real, made = self.real, made.to(self.device)
+        kernel = kernel_distance(min(1000, len(real), len(made)), features=self._given).to(self.device)
+        kernel.update(real, real=True)
+        kernel.update(made, real=False)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # of the subsets
+            mean, spread = kernel.compute()
+        most = min(len(real), len(made))
+        precision, recall = precision_and_recall(real[spaced(len(real), most)], made[spaced(len(made), most)])
+        return {
+            "frechet": self.frechet(made), "kernel": [float(mean), float(spread)],
+            "precision": precision, "recall": recall,
+        }  # fmt: skip
 
 
 def paired(one: Result, other: Result) -> tuple[float, float]:

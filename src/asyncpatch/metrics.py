@@ -249,12 +249,15 @@ FEATURES: dict[str, Callable[[], LiteFeatures | InceptionFeatures]] = {
 """Networks whose features can be compared, by name."""
 
 
-def frechet_distance(features: nn.Module | None = None) -> FrechetInceptionDistance:
+def frechet_distance(features: nn.Module | None = None, *, keep_real: bool = False) -> FrechetInceptionDistance:
     """Equation (4) in `LiteFeatures`, or in others: ``update(levels, real=True)`` and ``real=False`` with uint8
-    [B, 3, H, W], then ``compute()``. Of few pictures it comes out too large: compare only distances of as many."""
+    [B, 3, H, W], then ``compute()``. Of few pictures it comes out too large: compare only distances of as many. With
+    ``keep_real`` a ``reset()`` forgets the others only."""
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    return FrechetInceptionDistance(feature=features or LiteFeatures(), input_img_size=(3, 64, 64))
+    return FrechetInceptionDistance(
+        feature=features or LiteFeatures(), input_img_size=(3, 64, 64), reset_real_features=not keep_real
+    )
 
 
 def kernel_distance(
