@@ -23,9 +23,7 @@ from typing import Any
 import torch
 
 from asyncpatch import recipes
-from asyncpatch.data.sources import open_sources
-from asyncpatch.data.store import open_store
-from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, paired
+from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, open_split, paired
 from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
@@ -84,11 +82,8 @@ def evaluate_all(given: argparse.Namespace) -> None:
         pipeline = AsyncPatchPipeline.from_pretrained(given.output / name / "model")
         pipeline.prepare(compiled=torch.cuda.is_available())
 
-        def store(split: str, side: int = pipeline.model.resolution) -> Any:
-            source = open_sources([given.data], split)
-            return None if source is None else open_store(source, side, cache=given.cache)
-
-        held, training = store("validation"), store("train")
+        side = pipeline.model.resolution
+        held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
         if held is None and not given.quick:
             raise ValueError(f"{given.data} holds nothing out: it needs a validation split")
         weights = given.lpips or lpips_file()

@@ -12,6 +12,7 @@ from asyncpatch import checks
 from asyncpatch.schedules import OpenLoop
 
 _PAPER = "#d8d8d8"
+_HEAT = ((0, 0, 4), (60, 15, 110), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
 
 
 def picture(x: Tensor, scale: int = 1) -> Image.Image:
@@ -28,6 +29,17 @@ def time_field(t: Tensor, scale: int = 1) -> Image.Image:
     if t.dim() != 2:
         raise ValueError(f"t must be one time field [H, W], got {checks.shape_of(t)}")
     return picture(1.0 - 2.0 * t[None], scale)
+
+
+def heat(values: Tensor, low: float, high: float, scale: int = 1) -> Image.Image:
+    """A field of numbers [H, W] in colours from dark (``low``) to bright (``high``)."""
+    if values.dim() != 2:
+        raise ValueError(f"values must be one field [H, W], got {checks.shape_of(values)}")
+    place = ((values.float().cpu() - low) / max(high - low, 1e-12)).clamp(0.0, 1.0) * (len(_HEAT) - 1)
+    colours = torch.tensor(_HEAT).float() / 127.5 - 1.0
+    before = place.floor().long().clamp(max=len(_HEAT) - 2)
+    mixed = torch.lerp(colours[before], colours[before + 1], (place - before)[..., None])
+    return picture(mixed.permute(2, 0, 1), scale)
 
 
 def _label(text: str, width: int, height: int) -> Image.Image:

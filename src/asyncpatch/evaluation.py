@@ -27,7 +27,8 @@ from torch import Tensor
 
 from asyncpatch import baselines, checks
 from asyncpatch.data.masks import KINDS, holes
-from asyncpatch.data.store import Store
+from asyncpatch.data.sources import Joined, open_sources
+from asyncpatch.data.store import Store, open_store
 from asyncpatch.drawing import picture, sheet
 from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.images import Picture, blank
@@ -310,6 +311,14 @@ class Evaluation:
         folder = self.folder / "sheets"
         folder.mkdir(parents=True, exist_ok=True)
         sheet(rows).save(folder / f"{self.name(cell)}.png")
+
+
+def open_split(data: Sequence[str], split: str, side: int, cache: Path | None = None) -> Store | None:
+    """The pictures of a split (train, validation) at ``side`` pixels; None if there are none."""
+    source = open_sources(list(data), split)
+    if source is not None and not isinstance(source, Joined):
+        raise ValueError(f"{', '.join(data)}: shards cannot be evaluated on; unpack them")
+    return None if source is None else open_store(source, side, cache=cache)
 
 
 def spaced(length: int, count: int) -> list[int]:

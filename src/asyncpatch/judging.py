@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from asyncpatch.completion import boxes
-from asyncpatch.drawing import picture as drawn
+from asyncpatch.drawing import heat
 from asyncpatch.images import Picture
 from asyncpatch.likelihood import SPAN, ElboTerms, Path, elbo, random_path, schedule_path, synchronous_path
 from asyncpatch.pipelines import AsyncPatchPipeline, Task
@@ -24,9 +24,6 @@ from asyncpatch.windows import Windows
 
 CALLS = 64
 """Questions to the network, unless something else is said."""
-
-_HEAT = ((0, 0, 4), (60, 15, 110), (140, 41, 129), (222, 73, 104), (254, 159, 109), (252, 253, 191))
-"""From what was expected to what surprises."""
 
 
 def path_by_name(name: str) -> Path:
@@ -86,11 +83,7 @@ def heat_map(terms: ElboTerms, scale: int = 1) -> Image.Image:
     judged = nats[nats != 0] if bool((nats != 0).any()) else nats.flatten()  # what is known adds nothing at all
     some = judged[:: -(-len(judged) // 1_000_000)]
     low, high = (float(each) for each in some.quantile(torch.tensor([0.02, 0.98])))
-    place = ((nats - low) / max(high - low, 1e-12)).clamp(0.0, 1.0) * (len(_HEAT) - 1)
-    colours = torch.tensor(_HEAT).float() / 127.5 - 1.0
-    before = place.floor().long().clamp(max=len(_HEAT) - 2)
-    mixed = torch.lerp(colours[before], colours[before + 1], (place - before)[..., None])
-    return drawn(mixed.permute(2, 0, 1), scale)
+    return heat(nats, low, high, scale)
 
 
 def _bound(

@@ -162,9 +162,7 @@ def evaluate(
         )
 
         from asyncpatch import checks
-        from asyncpatch.data.sources import Joined, open_sources
-        from asyncpatch.data.store import Store, open_store
-        from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot
+        from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot, open_split
         from asyncpatch.metrics import FEATURES, LPIPS, download_lpips, lpips_file
 
         if find_spec("torchmetrics") is None:
@@ -212,15 +210,9 @@ def evaluate(
         pipeline = open_pipeline(**given, compiled=compiled)
         cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]
 
-        def store(of: list[str], split: str) -> Store | None:
-            source = open_sources(of, split)
-            if source is not None and not isinstance(source, Joined):
-                raise ValueError(f"{', '.join(of)}: shards cannot be evaluated on; unpack them")
-            return None if source is None else open_store(source, pipeline.model.resolution, cache=cache)
-
-        sets = {}
+        side, sets = pipeline.model.resolution, {}
         for name, each in zip(names, data, strict=True):
-            found = store([each], "validation") or store([each], "train")
+            found = open_split([each], "validation", side, cache) or open_split([each], "train", side, cache)
             if found is None:
                 raise ValueError(f"there are no pictures in {each}")
             sets[name] = found
@@ -231,7 +223,7 @@ def evaluate(
                 task = fetching.add_task("LPIPS")
                 weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
         scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
-        training = store(data, "train") if samples or frechet else None
+        training = open_split(data, "train", side, cache) if samples or frechet else None
         work = Evaluation(pipeline, output, sets, training, scored, references, features)
         for cell in cells:
             work.check(cell)

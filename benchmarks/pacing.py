@@ -1,0 +1,186 @@
+"""Quality against network calls: solvers, adaptive schedules and orders, with one model.
+
+    python benchmarks/pacing.py evaluate --data SET -o OUT --lpips FILE [--model FOLDER] [--shard i/n]
+    python benchmarks/pacing.py tables -o OUT
+
+``evaluate`` makes 2,000 new pictures, and fills square holes in as many held-out ones, by each of WAYS in each of CALLS
+questions a picture, without guidance; and 1,000 new pictures by each of ORDERED. The model needs a head that says how
+sure it is (asyncpatch train-uncertainty). Cells are kept, and may be computed by several processes. ``tables`` writes
+OUT/pacing.md and OUT/pacing.png from whatever is there. ``--quick`` shows that it works, on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, Result, open_split
+from asyncpatch.metrics import LPIPS, lpips_file
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.settings import Settings
+
+CALLS = (8, 16, 32, 64, 128, 250)
+WAYS: dict[str, dict[str, Any]] = {
+    "DDIM": {},
+    "multistep": {"solver": "multistep"},
+    "Heun": {"solver": "heun"},
+    "paced, DDIM": {"schedule": "paced"},
+    "paced, multistep": {"schedule": "paced", "solver": "multistep"},
+    "dual": {"schedule": "dual"},
+    "surest patch next": {"schedule": "sequential"},
+    "look-ahead": {"schedule": "lookahead"},
+}
+HOLES = "square"
+ORDER = "order.png"
+ORDERED: dict[str, dict[str, Any]] = {
+    "synchronous, 256 calls": {"steps": 256},
+    "raster, 64 patches, overlapping by half": {"steps": 256, "schedule": "raster"},
+    "raster, 16 patches, one after the other": {"steps": 256, "schedule": "raster:16", "pace": 1 / 16},
+    "surest patch next, overlapping": {"steps": 256, "schedule": "sequential"},
+    "from the middle outwards (painted)": {"steps": 256, "schedule": ORDER},
+    "synchronous, 1,024 calls": {"steps": 1024},
+    "raster, 64 patches, one after the other": {"steps": 1024, "schedule": "raster", "pace": 1 / 64},
+}
+
+
+def settings(name: str, calls: int, batch: int) -> Settings:
+    """By one of WAYS in so many questions."""
+    how = Settings(**WAYS[name], batch=batch)
+    return replace(how, steps=calls // how.questions)
+
+
+def cells(quick: bool, batch: int, order: Path) -> Iterator[tuple[str, Cell]]:
+    many, some = (10, 10) if quick else (2000, 1000)
+    for calls in CALLS[:1] if quick else CALLS:
+        for name in WAYS:
+            for what in (SAMPLES, HOLES):
+                yield name, Cell("pictures", what, OURS, settings(name, calls, batch), many)
+    for name, how in ORDERED.items():
+        made = Settings(**{**how, "batch": batch})
+        if made.schedule == ORDER:
+            made = replace(made, schedule=str(order))
+        yield name, Cell("pictures", SAMPLES, OURS, replace(made, steps=made.steps // 32) if quick else made, some)
+
+
+def paint(file: Path, side: int) -> None:
+    """The middle first."""
+    across = (torch.arange(side) - (side - 1) / 2).abs()
+    far = torch.hypot(across[:, None], across)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((far / far.max() * 255).byte().numpy()).save(file)
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    pipeline = AsyncPatchPipeline.from_pretrained(given.model or shipped_model())
+    pipeline.prepare(compiled=torch.cuda.is_available())
+    side = pipeline.model.resolution
+    held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
+    if training is None or (held is None and not given.quick):
+        raise ValueError(f"{given.data} needs a training and a validation split")
+    weights = given.lpips or lpips_file()
+    if weights is None and not given.quick:
+        raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")
+    lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
+    sets = {"pictures": held if held is not None else training}
+    work = Evaluation(pipeline, given.output, sets, training, lpips, 40 if given.quick else 20_000)
+    paint(given.output / ORDER, side)
+    part, parts = (int(each) for each in given.shard.split("/"))
+    for name, cell in list(cells(given.quick, given.batch, given.output / ORDER))[part - 1 :: parts]:
+        found = work.result(cell)
+        said = {key: found[key] for key in ("frechet", "kernel", "lpips", "calls", "seconds") if key in found}
+        print(name, cell.what, said, flush=True)
+
+
+def tables(given: argparse.Namespace) -> None:
+    found = [json.loads(file.read_text()) for file in sorted((given.output / "cells").glob("*.json"))]
+
+    def one(cell: Cell) -> Result | None:
+        wanted = {key: value for key, value in asdict(cell.settings).items() if key != "batch"}
+        rows = [
+            row for row in found
+            if row["what"] == cell.what and {key: row["settings"][key] for key in wanted} == wanted
+        ]  # fmt: skip
+        if len(rows) > 1:
+            raise ValueError(
+                f"there are {len(rows)} cells of {cell}: remove those that are not meant from {given.output}"
+            )
+        return rows[0] if rows else None
+
+    grid: dict[str, dict[str, dict[int, Result]]] = {SAMPLES: {}, HOLES: {}}
+    ordered: list[tuple[str, Result]] = []
+    for name, cell in cells(given.quick, given.batch, given.output / ORDER):
+        row = one(cell)
+        if row is not None and name in WAYS:
+            grid[cell.what].setdefault(name, {})[cell.settings.steps * cell.settings.questions] = row
+        elif row is not None:
+            ordered.append((name, row))
+    calls = sorted({count for kinds in grid.values() for rows in kinds.values() for count in rows})
+    lines: list[str] = []
+    for what, title in ((SAMPLES, "New pictures: Fréchet distance (EfficientNet-Lite0; no FID)"),
+                        (HOLES, "Square holes: LPIPS, and Fréchet distance of the filled pictures")):  # fmt: skip
+        lines += [f"{title}, by network calls:", "", line("way", *(f"{count:,}" for count in calls))]
+        lines.append(line(*["---"] * (len(calls) + 1)))
+        for name, rows in grid[what].items():
+            lines.append(line(name, *(said(rows[count]) if count in rows else "" for count in calls)))
+        lines.append("")
+    if ordered:
+        lines += ["In an order:", "", line("order", "calls", "Fréchet", "kernel distance x 1000"), line(*["---"] * 4)]
+        for name, row in ordered:
+            kernel = f"{1000 * row['kernel'][0]:.2f} ± {1000 * row['kernel'][1]:.2f}"
+            lines.append(line(name, f"{row['calls']:,.0f}", f"{row['frechet']:.2f}", kernel))
+    (given.output / "pacing.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    plot(grid, given.output / "pacing.png")
+
+
+def line(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def said(row: Result) -> str:
+    distance = f"{row['frechet']:.2f}"
+    return distance if "lpips" not in row else f"{row['lpips'][0]:.4f} ± {row['lpips'][1]:.4f}, {distance}"
+
+
+def plot(grid: dict[str, dict[str, dict[int, Result]]], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    panels = ((SAMPLES, "frechet", "new pictures: Fréchet distance"), (HOLES, "frechet", "holes: Fréchet distance"),
+              (HOLES, "lpips", "holes: LPIPS"))  # fmt: skip
+    for axes, (what, key, title) in zip(figure.subplots(1, 3), panels, strict=True):
+        for name, rows in grid[what].items():
+            points = [(count, row[key][0] if key == "lpips" else row[key]) for count, row in rows.items() if key in row]
+            if points:
+                axes.plot(*zip(*sorted(points), strict=True), "o-", label=name, markersize=3)
+        axes.set(title=title, xlabel="network calls", xscale="log")
+        axes.set_xticks(CALLS, [str(each) for each in CALLS])
+        axes.minorticks_off()
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=("evaluate", "tables"))
+    options.add_argument("--data", default="shapes")
+    options.add_argument("--model", type=Path)
+    options.add_argument("-o", "--output", type=Path, required=True)
+    options.add_argument("--lpips", type=Path)
+    options.add_argument("--cache", type=Path)
+    options.add_argument("--batch", type=int, default=250)
+    options.add_argument("--shard", default="1/1")
+    options.add_argument("--quick", action="store_true")
+    given = options.parse_args()
+    {"evaluate": evaluate, "tables": tables}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()
