@@ -76,12 +76,15 @@ class FiLM(nn.Module):
     def __init__(self, channels: int, label_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(0.02 * torch.randn(2, TIME_FEATURES, channels))
-        self.label = nn.Linear(label_features, 2 * channels)
-        nn.init.zeros_(self.label.bias)
+        self.label = nn.Linear(label_features, 2 * channels) if label_features else None
+        if self.label is not None:
+            nn.init.zeros_(self.label.bias)
 
-    def forward(self, h: Tensor, phi: Tensor, label: Tensor) -> Tensor:
-        """``phi`` [B, K, H, W], or [B, K, 1, 1] for one time per picture; ``label`` [B, label_features]."""
-        g = self.label(label).unflatten(1, (2, h.shape[1]))
+    def forward(self, h: Tensor, phi: Tensor, label: Tensor | None = None) -> Tensor:
+        """``phi`` [B, K, H, W], or [B, K, 1, 1] for one time per picture; ``label`` [B, label_features], or none."""
+        g = h.new_zeros(len(h), 2, h.shape[1])
+        if self.label is not None and label is not None:
+            g = self.label(label).unflatten(1, (2, h.shape[1]))
         if phi.shape[2:] == (1, 1):
             series = phi.to(h.dtype).float().view(len(h), 1, -1, 1) * self.weight.to(h.dtype).float()  # [B, 2, K, C]
             scale, shift = (series.sum(2) + g.to(h.dtype).float()).unbind(1)

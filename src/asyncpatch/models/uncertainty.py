@@ -19,7 +19,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncpatch.models.unet import Block, Norm, Trunk, UNet, zeroed
+from asyncpatch.models.layers import Block, Norm, zeroed
+from asyncpatch.models.unet import Trunk, UNet
 
 
 class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]

@@ -1,0 +1,217 @@
+"""An autoencoder with local latents: those of what is known of a picture are the same whatever is missing.
+
+    (1)  e = E(x, m)          4 times smaller, 3 numbers for each token; m is the hole, 1 where nothing is known
+    (2)  q = the code nearest to e, of a codebook c_1 ... c_K
+    (3)  x-hat = D(q, m)
+
+E is never shown what lies in the hole: there x counts as 0, and m says that it is not grey. E and D are residual blocks
+of convolutions with an RMS norm per pixel, without attention or any other statistic of the whole picture. The hole
+enters every block by FiLM, as times enter the UNet (``film``): its features are pooled for the inner scales, so that a
+token knows how much of what it sums up is missing.
+
+By its convolutions a token sees some 30 pixels around it, so that a hole could still change the latents near it. That
+it does not is learnt: from pictures with holes, of which only what is known has to come out again.
+
+Diffusion goes on e, before (2): what a sampler makes of it need not be a code yet, and D rounds it to one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncpatch import checks
+from asyncpatch.models.film import time_features
+from asyncpatch.models.layers import Block, Norm, doubled
+
+_AT_ONCE = 1 << 14
+"""Tokens that are compared with the codebook at a time."""
+
+
+class Quantized(NamedTuple):
+    """What a codebook makes of latents e [B, d, h, w]."""
+
+    q: Tensor
+    """The nearest codes, of the same shape; gradients go through to e as if it were e itself."""
+    numbers: Tensor
+    """Which ones, [B, h, w]."""
+    codebook: Tensor
+    """The mean of |sg[e] - q|^2 over all numbers, which draws codes towards what is encoded (sg: no gradient)."""
+    commitment: Tensor
+    """The mean of |e - sg[q]|^2, which draws what is encoded towards its code."""
+
+
+class Codebook(nn.Module):
+    """Equation (2), and how often each code is used.
+
+    ``usage`` is an average over training of each code's share of the tokens, times the number of codes: 1 where all are
+    used alike, 0 where a code is dead.
+    """
+
+    usage: Tensor
+
+    def __init__(self, codes: int, channels: int) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.empty(codes, channels).uniform_(-1.0, 1.0))
+        self.register_buffer("usage", torch.ones(codes))
+
+    @torch.no_grad()
+    def nearest(self, e: Tensor) -> Tensor:
+        """Numbers of the codes nearest to e [N, d], in parts: the table of all distances would be large."""
+        codes = self.codes.float()
+        half = 0.5 * codes.square().sum(1)
+        parts = [(half - part @ codes.T).argmin(1) for part in e.float().split(_AT_ONCE)]
+        return torch.cat(parts)
+
+    def forward(self, e: Tensor) -> Quantized:
+        batch, channels, height, width = e.shape
+        flat = e.permute(0, 2, 3, 1).reshape(-1, channels).float()
+        index = self.nearest(flat)
+        q = functional.embedding(index, self.codes).float()
+        codebook = (flat.detach() - q).square().mean()
+        commitment = (flat - q.detach()).square().mean()
+        through = flat + (q - flat).detach()
+        shaped = through.view(batch, height, width, channels).permute(0, 3, 1, 2)
+        return Quantized(shaped.to(e.dtype), index.view(batch, height, width), codebook, commitment)
+
+    @torch.no_grad()
+    def count(self, numbers: Tensor, decay: float = 0.99) -> None:
+        """Take note of what a batch used."""
+        counts = torch.bincount(numbers.flatten(), minlength=len(self.codes))
+        share = counts.float() * len(self.codes) / numbers.numel()
+        self.usage.lerp_(share, 1.0 - decay)
+
+    @torch.no_grad()
+    def revive(self, e: Tensor, generator: torch.Generator, least: float = 0.01) -> Tensor:
+        """Move codes that are hardly used to where something was encoded, e [B, d, h, w]; returns how many."""
+        dead = self.usage < least
+        flat = e.permute(0, 2, 3, 1).reshape(-1, e.shape[1]).float()
+        chosen = torch.randint(len(flat), (len(self.codes),), generator=generator, device=flat.device)
+        self.codes.copy_(torch.where(dead[:, None], flat[chosen], self.codes))
+        self.usage.copy_(torch.where(dead, 1.0, self.usage))
+        return dead.sum()
+
+
+class Encoder(nn.Module):
+    """Equation (1)."""
+
+    def __init__(
+        self, in_channels: int, latent_channels: int, width: int, multipliers: tuple[int, ...], blocks: int
+    ) -> None:
+        super().__init__()
+        wide = [width * each for each in multipliers]
+        self.conv_in = nn.Conv2d(in_channels, wide[0], 3, padding=1)
+        self.scales = nn.ModuleList(
+            nn.ModuleList(Block(each if k else before, each) for k in range(blocks))
+            for before, each in zip([wide[0], *wide], wide, strict=False)
+        )
+        self.norm = Norm(wide[-1])
+        self.conv_out = nn.Conv2d(wide[-1], latent_channels, 3, padding=1)
+
+    def forward(self, x: Tensor, hole: Tensor) -> Tensor:
+        h = self.conv_in(torch.where(hole > 0, 0.0, x).to(self.conv_in.weight.dtype, memory_format=torch.channels_last))
+        for scale, (blocks, phi) in enumerate(
+            zip(self.scales, _features(hole, len(self.scales), h.dtype), strict=True)
+        ):
+            h = functional.avg_pool2d(h, 2) if scale else h
+            for block in blocks:
+                h = block(h, phi)
+        return self.conv_out(functional.silu(self.norm(h)))
+
+
+class Decoder(nn.Module):
+    """Equation (3)."""
+
+    def __init__(
+        self, out_channels: int, latent_channels: int, width: int, multipliers: tuple[int, ...], blocks: int
+    ) -> None:
+        super().__init__()
+        wide = [width * each for each in reversed(multipliers)]
+        self.conv_in = nn.Conv2d(latent_channels, wide[0], 3, padding=1)
+        self.scales = nn.ModuleList(nn.ModuleList(Block(each, each) for _ in range(blocks)) for each in wide)
+        self.enlarge = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in itertools.pairwise(wide))
+        self.norm = Norm(wide[-1])
+        self.conv_out = nn.Conv2d(wide[-1], out_channels, 3, padding=1)
+
+    def forward(self, q: Tensor, hole: Tensor) -> Tensor:
+        """``hole`` is that of the picture, so 4 times as large as q."""
+        h = self.conv_in(q.to(self.conv_in.weight.dtype, memory_format=torch.channels_last))
+        phis = _features(hole, len(self.scales), h.dtype)[::-1]
+        for scale, (blocks, phi) in enumerate(zip(self.scales, phis, strict=True)):
+            h = self.enlarge[scale - 1](doubled(h)) if scale else h
+            for block in blocks:
+                h = block(h, phi)
+        return self.conv_out(functional.silu(self.norm(h)))
+
+
+def _features(hole: Tensor, scales: int, dtype: torch.dtype) -> list[Tensor]:
+    """Of the hole, at every scale, the finest first."""
+    phi = [time_features(hole).to(dtype, memory_format=torch.channels_last)]
+    for _ in range(scales - 1):
+        phi.append(functional.avg_pool2d(phi[-1], 2))
+    return phi
+
+
+class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Equations (1) to (3).
+
+    Args:
+        channels, latent_channels: of pictures and of latents.
+        width: channels at full size; ``multipliers`` of it at each scale, each half as large as the one before.
+        blocks: residual blocks at each scale.
+        codes: size of the codebook.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        channels: int = 3,
+        latent_channels: int = 3,
+        width: int = 128,
+        multipliers: tuple[int, ...] = (1, 2, 4),
+        blocks: int = 2,
+        codes: int = 8192,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(channels, latent_channels, width, multipliers, blocks)
+        self.codebook = Codebook(codes, latent_channels)
+        self.decoder = Decoder(channels, latent_channels, width, multipliers, blocks)
+
+    @property
+    def factor(self) -> int:
+        """By which latents are smaller than pictures."""
+        return int(2 ** (len(self.config.multipliers) - 1))
+
+    def encode(self, x: Tensor, hole: Tensor | None = None) -> Tensor:
+        """Latents [B, d, h, w] of pictures [B, C, H, W] in [-1, 1], before they are rounded to codes."""
+        checks.canvas("x", x)
+        if x.shape[1] != self.config.channels or any(side % self.factor for side in x.shape[2:]):
+            raise ValueError(
+                f"x must have {self.config.channels} channels, and sides that divide by {self.factor}; got "
+                f"{checks.shape_of(x)}"
+            )
+        return self.encoder(x, self._hole(hole, x)).to(x.dtype).contiguous()
+
+    def decode(self, e: Tensor, hole: Tensor | None = None) -> Tensor:
+        """Pictures of latents, which are rounded to codes first."""
+        checks.canvas("e", e)
+        return self.decoded(self.codebook(e).q, hole)
+
+    def decoded(self, q: Tensor, hole: Tensor | None = None) -> Tensor:
+        """Pictures of codes."""
+        batch, _, height, width = q.shape
+        like = q.new_zeros(batch, 1, height * self.factor, width * self.factor)
+        return self.decoder(q, self._hole(hole, like)).to(q.dtype).contiguous()
+
+    @staticmethod
+    def _hole(hole: Tensor | None, like: Tensor) -> Tensor:
+        if hole is None:
+            return torch.zeros_like(like[:, :1])
+        checks.times("hole", hole, like)
+        return (hole > 0).to(like.dtype).expand(len(like), 1, *like.shape[2:])

@@ -1,0 +1,116 @@
+"""The autoencoder: nothing of a hole gets in, nothing far from it changes, and codes are the nearest ones."""
+
+import pytest
+import torch
+
+from asyncpatch.models.autoencoder import Autoencoder, Codebook
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    torch.manual_seed(0)
+    net = Autoencoder(width=8, multipliers=(1, 2, 4), blocks=1, codes=64)
+    for each in net.parameters():
+        if each.dim() > 1 and not each.any():  # layers that start at 0
+            torch.nn.init.normal_(each, std=0.2)
+    return net.eval().requires_grad_(False)
+
+
+def holed(top=32, left=32, side=16, size=96):
+    hole = torch.zeros(1, 1, size, size)
+    hole[..., top : top + side, left : left + side] = 1.0
+    return hole
+
+
+def test_latents_are_four_times_smaller_and_pictures_come_back(tiny):
+    x = torch.rand(2, 3, 32, 24) * 2 - 1
+    e = tiny.encode(x)
+    assert e.shape == (2, 3, 8, 6)
+    assert tiny.decode(e).shape == x.shape
+    assert tiny.factor == 4
+    with pytest.raises(ValueError, match="sides that divide by 4"):
+        tiny.encode(torch.zeros(1, 3, 30, 32))
+    with pytest.raises(ValueError, match="3 channels"):
+        tiny.encode(torch.zeros(1, 1, 32, 32))
+
+
+def test_nothing_of_the_hole_gets_in(tiny):
+    """What lies there may be anything; that it is missing is known, and not taken for grey."""
+    x, hole = torch.rand(1, 3, 96, 96) * 2 - 1, holed()
+    other = torch.where(hole > 0, torch.rand_like(x), x)
+    assert torch.equal(tiny.encode(x, hole), tiny.encode(other, hole))
+    grey = torch.where(hole > 0, 0.0, x)
+    assert not torch.allclose(tiny.encode(x, hole), tiny.encode(grey))
+    assert torch.equal(tiny.encode(x, 0.5 * hole), tiny.encode(x, hole))
+    assert torch.equal(tiny.encode(x, torch.zeros_like(hole)), tiny.encode(x))
+
+
+def test_far_from_the_hole_nothing_changes_at_all(tiny):
+    """By its convolutions alone: no statistic of the whole picture comes in. Near the hole an untrained one changes."""
+    x, hole = torch.rand(1, 3, 96, 96) * 2 - 1, holed(0, 0, 16)
+    change = (tiny.encode(x, hole) - tiny.encode(x)).abs().amax(1)[0]
+    reach = (1 + 2) + 2 * 2 + 4 * 2 + 4  # of a token in pixels, by the convolutions of one block a scale
+    first = (16 + reach) // 4 + 1
+    assert (change[first:] == 0).all()
+    assert (change[:, first:] == 0).all()
+    assert change[4:first, :4].max() > 1e-4
+    e = tiny.encode(x)
+    q = tiny.codebook(e).q
+    changed = (tiny.decoded(q, hole) - tiny.decoded(q)).abs().amax(1)[0]
+    assert (changed[64:, 64:] == 0).all()
+    assert changed[:16, :16].max() > 1e-4
+
+
+def test_codes_are_the_nearest_and_gradients_pass_them(generator, monkeypatch):
+    monkeypatch.setattr("asyncpatch.models.autoencoder._AT_ONCE", 7)
+    book = Codebook(32, 3)
+    e = torch.randn(2, 3, 4, 5, generator=generator, requires_grad=True)
+    out = book(e)
+    flat = e.detach().permute(0, 2, 3, 1).reshape(-1, 3)
+    wanted = torch.cdist(flat, book.codes.detach()).argmin(1)
+    assert torch.equal(out.numbers.flatten(), wanted)
+    assert torch.allclose(out.q.detach().permute(0, 2, 3, 1).reshape(-1, 3), book.codes.detach()[wanted], atol=1e-6)
+    (pull,) = torch.autograd.grad(out.q.sum(), e, retain_graph=True)
+    assert torch.allclose(pull, torch.ones_like(e))
+    off = flat - book.codes.detach()[wanted]
+    assert out.codebook.item() == pytest.approx(off.square().mean().item(), rel=1e-5)
+    assert out.codebook.item() == pytest.approx(out.commitment.item())
+    to_codes = torch.autograd.grad(out.codebook, (book.codes, e), retain_graph=True, allow_unused=True)
+    assert to_codes[1] is None
+    assert bool(to_codes[0].any())
+    to_latents = torch.autograd.grad(out.commitment, (book.codes, e), allow_unused=True)
+    assert to_latents[0] is None
+    assert torch.allclose(to_latents[1].permute(0, 2, 3, 1).reshape(-1, 3), 2 * off / off.numel(), atol=1e-6)
+
+
+def test_dead_codes_are_revived_where_something_is(generator):
+    book = Codebook(16, 3)
+    with torch.no_grad():
+        book.codes[8:] = 100.0  # nobody will ever be near
+    e = torch.randn(4, 3, 8, 8, generator=generator).clamp(-1, 1)
+    for _ in range(600):
+        book.count(book(e).numbers)
+    assert book.usage.mean() == pytest.approx(1.0, abs=0.01)
+    assert (book.usage[8:] < 0.01).all()
+    living = book.codes[:8].detach().clone()
+    assert int(book.revive(e, generator)) >= 8
+    assert (book.codes[8:].abs() <= 1).all()
+    seen = e.permute(0, 2, 3, 1).reshape(-1, 3)
+    assert torch.cdist(book.codes.detach()[8:], seen).min(1).values.max() < 1e-3
+    alive = book.usage[:8] > 0.011
+    assert torch.equal(book.codes.detach()[:8][alive], living[alive])
+    before = len(book(e).numbers.unique())
+    for _ in range(300):
+        book.count(book(e).numbers)
+    assert before > 10
+    assert int(book.revive(e, generator)) < 6
+
+
+def test_sizes_and_files(tmp_path, tiny):
+    paper, small = (sum(p.numel() for p in Autoencoder(width=width).parameters()) for width in (128, 80))
+    assert small <= 14e6 < paper
+    tiny.save_pretrained(tmp_path)
+    back = Autoencoder.from_pretrained(tmp_path, use_safetensors=True, low_cpu_mem_usage=False).eval()
+    x = torch.rand(1, 3, 16, 16)
+    assert torch.equal(back.decode(back.encode(x)), tiny.decode(tiny.encode(x)))
+    assert torch.equal(back.codebook.usage, tiny.codebook.usage)
