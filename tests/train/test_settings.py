@@ -23,6 +23,7 @@ from asyncpatch.oracle import gaussian_field
 from asyncpatch.process import CosineVP, RectifiedFlow
 from asyncpatch.protocols import Denoised
 from asyncpatch.train import run as run_module
+from asyncpatch.train import trainer as trainer_module
 from asyncpatch.train.average import gamma_of
 from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.grids import inpainting_grid
@@ -151,13 +152,13 @@ def test_held_out_pictures_have_the_training_numbers_of_their_classes(tmp_path, 
     root = tmp_path / "split"
     write_pictures(root / "train", classes=("ape", "bee"))
     write_pictures(root / "val", count=80, classes=("bee",))
-    seen, real = [], run_module.draw_batch
+    seen, real = [], trainer_module.draw_batch
 
     def draw(recipe, pictures, batch, rows, seed, stock):
         seen.append((pictures.label.tolist(), seed, pictures.levels.sum().item()))
         return real(recipe, pictures, batch, rows, seed, stock)
 
-    monkeypatch.setattr(run_module, "draw_batch", draw)
+    monkeypatch.setattr(trainer_module, "draw_batch", draw)
     trained(replace(TINY, steps=1), [str(root)], tmp_path / "run")
     held = seen[1:]
     assert [len(labels) for labels, _, _ in held] == [64, 16]
@@ -208,13 +209,13 @@ def test_a_streamed_run_begins_with_the_first_batch(tmp_path, monkeypatch):
             info.size = file.tell()
             file.seek(0)
             tar.addfile(info, file)
-    seen, real = [], run_module.draw_batch
+    seen, real = [], trainer_module.draw_batch
 
     def draw(recipe, pictures, *args):
         seen.append(pictures.levels[:, 0, 0, 0].tolist())
         return real(recipe, pictures, *args)
 
-    monkeypatch.setattr(run_module, "draw_batch", draw)
+    monkeypatch.setattr(trainer_module, "draw_batch", draw)
     trained(replace(TINY, steps=1), [str(tmp_path / "a.tar")], tmp_path / "run")
     feed = StreamedFeed(open_sources([str(tmp_path / "a.tar")]), 8, 8, 0, torch.device("cpu"))
     assert seen[0] == feed.batch(0).levels[:, 0, 0, 0].tolist()

@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
@@ -31,7 +30,7 @@ from safetensors.torch import save_file
 
 import asyncpatch
 from asyncpatch import time_sampling
-from asyncpatch.data.feed import Feed, Pictures, seed_for
+from asyncpatch.data.feed import Feed, seed_for
 from asyncpatch.data.masks import KINDS
 from asyncpatch.data.store import Store
 from asyncpatch.models.folder import Model, relabelled
@@ -40,13 +39,10 @@ from asyncpatch.process import PROCESSES
 from asyncpatch.train import average, checkpoint
 from asyncpatch.train.config import Recipe
 from asyncpatch.train.errors import Stopped, TrainingError
-from asyncpatch.train.grids import inpainting_grid, sample_grid
 from asyncpatch.train.inputs import open_feed, open_training, share_of
-from asyncpatch.train.trainer import Batch, Trainer, draw_batch
+from asyncpatch.train.learner import Drawn, Learner
+from asyncpatch.train.trainer import Trainer
 from asyncpatch.train.watch import Watch, write_config
-
-HELD_OUT = 1024
-"""Pictures at most on which the held-out loss is measured."""
 
 
 def train(
@@ -115,7 +111,7 @@ def train(
 class Loop:
     """The training loop, with what happens now and then beside the steps."""
 
-    def __init__(self, trainer: Trainer, feed: Feed, held: Store, run: Path, watch: Watch) -> None:
+    def __init__(self, trainer: Learner[Any, Any], feed: Feed, held: Store, run: Path, watch: Watch) -> None:
         self.trainer, self.feed, self.held, self.run, self.watch = trainer, feed, held, run, watch
         self.recipe, self.accelerator = trainer.recipe, trainer.accelerator
         self.main = self.accelerator.is_main_process
@@ -126,7 +122,7 @@ class Loop:
         update, clock, counted = trainer.first_update, time.monotonic(), trainer.step
         while trainer.step < recipe.steps:
             seed = seed_for(recipe.seed, "step", trainer.step)
-            batch = draw_batch(recipe, self.feed.batch(trainer.step), recipe.batch, rows, seed, trainer.holes)
+            batch = trainer.draw(self.feed.batch(trainer.step), rows, seed)
             update(batch)
             step, last = trainer.step, trainer.step == recipe.steps
             self.watch.step(step)
@@ -148,9 +144,9 @@ class Loop:
             if saves:
                 self.save()
             if looks or stop:
-                model = self.export()
-                if looks and model is not None:
-                    self.look(model)
+                made = self.export()
+                if looks and made is not None:
+                    trainer.look(made, self.held, self.watch)
             if saves or looks:
                 self.watch.report()
                 self.accelerator.wait_for_everyone()
@@ -166,7 +162,7 @@ class Loop:
         if not (self.run / "model").exists():  # an earlier process was killed between the last save and this
             self.export()
 
-    def check_finite(self, batch: Batch | None) -> None:
+    def check_finite(self, batch: Drawn | None) -> None:
         """Losses and gradients so far were numbers and, for a batch, its loss still is with the weights of now."""
         trainer = self.trainer
         good = bool(trainer.read_meter().isfinite().all())
@@ -183,14 +179,9 @@ class Loop:
 
     def save(self) -> None:
         """A checkpoint."""
-        model, positions = self.trainer.model, gather_object([self.feed.state()])
-        tensors = self.trainer.state()
+        positions, tensors = gather_object([self.feed.state()]), self.trainer.state()
         if self.main:
-            facts = {
-                "asyncpatch": asyncpatch.__version__, "feed": positions, "network": _settings(self.trainer.bare),
-                "process": model.process_name, "prediction": model.prediction, "resolution": model.resolution,
-                "labels": list(model.labels),
-            }  # fmt: skip
+            facts = {"asyncpatch": asyncpatch.__version__, "feed": positions, **self.trainer.facts()}
             checkpoint.save(self.run / "checkpoints", self.trainer.step, tensors, facts, self.recipe.keep)
 
     def snapshot(self) -> None:
@@ -202,33 +193,13 @@ class Loop:
                 save_file({key: value.half().contiguous() for key, value in weights.items()}, folder / f".{name}")
                 os.replace(folder / f".{name}", folder / name)
 
-    def export(self) -> Model | None:
-        """The averaged model as a folder."""
-        model = self.trainer.averaged()
-        if model is not None:
+    def export(self) -> Any:
+        """The averaged model, as a folder too; None but in the main process."""
+        made = self.trainer.averaged()
+        if made is not None:
             with checkpoint.whole_or_nothing(self.run / "model") as folder:
-                model.save(folder)
-        return model
-
-    @torch.no_grad()
-    def look(self, model: Model) -> None:
-        """Held-out loss, samples and inpainting, with the averaged weights."""
-        device, held = self.accelerator.device, self.held
-        model.net.to(device, memory_format=torch.channels_last)
-        count = min(len(held), HELD_OUT)
-        which = np.arange(count) * len(held) // count  # from all over the set, which may be sorted by class
-        total = 0.0
-        for start in range(0, count, 64):
-            some = which[start : start + 64]
-            shown = Pictures(*(torch.from_numpy(each[some]).to(device) for each in (held.pictures, held.labels)))
-            seed = seed_for("held out", start)
-            batch = draw_batch(self.recipe, shown, len(some), slice(None), seed, self.trainer.holes)
-            total += float(self.trainer.loss(model.net, batch)) * len(some)
-        self.watch.log(self.trainer.step, {"held_out_loss": total / count})
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.trainer.bf16):
-            self.watch.picture(self.trainer.step, "samples", sample_grid(model, device))
-            eight = held.pictures[which[:: -(-count // 8)]]
-            self.watch.picture(self.trainer.step, "inpainting", inpainting_grid(model, eight, device))
+                made.save(folder)
+        return made
 
 
 class Signals:
@@ -312,11 +283,6 @@ def _check(recipe: Recipe, accelerator: Accelerator) -> None:
     each = rows.stop - rows.start
     if recipe.accumulate != "auto" and each % recipe.accumulate:
         raise ValueError(f"accumulate must divide each process's {each} pictures of a batch, got {recipe.accumulate}")
-
-
-def _settings(net: UNet) -> dict[str, Any]:
-    """What it takes to build the network again."""
-    return {name: value for name, value in net.config.items() if not name.startswith("_")}
 
 
 def _newest(run: Path, accelerator: Accelerator, watch: Watch, resume: bool) -> Path | None:
