@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from asyncpatch import recipes
-from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, open_split, paired
+from asyncpatch.data.store import open_split
+from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, paired
 from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, Result, open_split
+from asyncpatch.data.store import open_split
+from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, Result
 from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
 from asyncpatch.settings import Settings
@@ -92,7 +93,10 @@ def evaluate(given: argparse.Namespace) -> None:
     work = Evaluation(pipeline, given.output, sets, training, lpips, 40 if given.quick else 20_000)
     paint(given.output / ORDER, side)
     part, parts = (int(each) for each in given.shard.split("/"))
-    for name, cell in list(cells(given.quick, given.batch, given.output / ORDER))[part - 1 :: parts]:
+    listed = list(cells(given.quick, given.batch, given.output / ORDER))
+    for _, cell in listed:
+        work.check(cell)
+    for name, cell in listed[part - 1 :: parts]:
         found = work.result(cell)
         said = {key: found[key] for key in ("frechet", "kernel", "lpips", "calls", "seconds") if key in found}
         print(name, cell.what, said, flush=True)
@@ -102,10 +106,11 @@ def tables(given: argparse.Namespace) -> None:
     found = [json.loads(file.read_text()) for file in sorted((given.output / "cells").glob("*.json"))]
 
     def one(cell: Cell) -> Result | None:
-        wanted = {key: value for key, value in asdict(cell.settings).items() if key != "batch"}
+        wanted = {key: value for key, value in asdict(cell.settings).items() if key not in ("batch", "schedule")}
         rows = [
             row for row in found
-            if row["what"] == cell.what and {key: row["settings"][key] for key in wanted} == wanted
+            if row["what"] == cell.what and {key: row["settings"].get(key) for key in wanted} == wanted
+            and Path(row["settings"]["schedule"]).name == Path(cell.settings.schedule).name
         ]  # fmt: skip
         if len(rows) > 1:
             raise ValueError(

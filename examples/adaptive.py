@@ -75,7 +75,7 @@ def reliability(calibration: dict[str, object], file: Path) -> None:
         rows = [row for row in calibration[key] if row["tokens"]]  # type: ignore[attr-defined]
         predicted, real = ([row[name] for row in rows] for name in ("predicted", "real"))
         if key == "by time":
-            across = [row["from"] + 0.5 / len(rows) for row in rows]
+            across = [row["from"] + 0.5 / len(calibration[key]) for row in rows]  # type: ignore[arg-type]
             axes.plot(across, predicted, "o-", label="predicted")
             axes.plot(across, real, "o-", label="real")
             axes.set(xlabel="time", ylabel="mean squared error", yscale="log")

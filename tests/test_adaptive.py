@@ -4,22 +4,23 @@ import pytest
 import torch
 
 from asyncpatch.adaptive import SCHEDULES, Dual, Effort, LookAhead, Paced, Sequential
-from asyncpatch.oracle import gaussian
+from asyncpatch.oracle import gaussian, gaussian_field
 from asyncpatch.parameterization import structureless
 from asyncpatch.process import RectifiedFlow
-from asyncpatch.protocols import Denoised
+from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import sample
-from asyncpatch.schedules import synchronous
+from asyncpatch.schedules import autoregressive, synchronous
 from asyncpatch.steps import ddim, heun, multistep
+from asyncpatch.windows import Windows
 from oracle import conditional, error, law_of, law_of_sampler, random_gaussian
 
 SHAPE = (1, 3, 4)
 FLOW = RectifiedFlow()
 KINDS = {
     "paced": lambda calls, **more: Paced(**{"process": FLOW, "calls": calls, "patch": 1, **more}),
-    "dual": lambda calls, **more: Dual(**{"process": FLOW, "rounds": calls // 4, "patch": 1, **more}),
+    "dual": lambda calls, **more: Dual(**{"process": FLOW, "calls": calls, "patch": 1, **more}),
     "sequential": lambda calls, **more: Sequential(
-        **{"process": FLOW, "steps": calls // 4, "overlap": 0.75, "patch": 2, **more}
+        **{"process": FLOW, "calls": calls, "overlap": 0.75, "patch": 2, **more}
     ),
 }
 HOLE = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0.0], [1, 1, 0, 0]])[None, None]
@@ -47,8 +48,7 @@ def test_the_law_is_right_whoever_goes_first(process, name, step):
     errors = []
     for calls in (64, 128):
         schedule = KINDS[name](calls, process=process)
-        count = schedule.calls_for(torch.zeros(1, *SHAPE)) if name == "sequential" else calls
-        found = law_of_sampler(denoiser, schedule, step(process), torch.zeros(1, *SHAPE), steps=count)
+        found = law_of_sampler(denoiser, schedule, step(process), torch.zeros(1, *SHAPE), steps=calls)
         errors.append(error(found, law_of(denoiser))[1])
     assert errors[1] < (0.1 if step is ddim else 0.03)
     assert errors[0] / errors[1] > 1.6
@@ -60,8 +60,7 @@ def test_what_is_known_stays_and_the_rest_is_conditioned_on_it(name, generator):
     denoiser = random_gaussian(process, SHAPE, seed=2)
     x = denoiser.draw(1, generator=generator).double()
     schedule = KINDS[name](128, hole=HOLE)
-    count = schedule.calls_for(torch.zeros(1, *SHAPE)) if name == "sequential" else 128
-    found = law_of_sampler(denoiser, schedule, heun(process), x, steps=count)
+    found = law_of_sampler(denoiser, schedule, heun(process), x, steps=128)
     known = HOLE.flatten() == 0
     assert torch.equal(found.mean[known], x.flatten()[known])
     mean, covariance = error(found, conditional(law_of(denoiser), known, x.flatten()))
@@ -74,12 +73,10 @@ def test_all_end_clean_within_their_budget(name, hole, generator):
     schedule = KINDS[name](16, hole=hole)
     logvar = torch.randn(1, 1, 3, 4, generator=generator)
     times, asked = walk(schedule, logvar, batch=2)
-    assert asked == (schedule.calls_for(times[0]) if name == "sequential" else 16)
+    assert asked == 16
     assert (times[-1] == 0).all()
     assert (times[1:] <= times[:-1]).all()
     assert torch.equal(times[0], torch.as_tensor(hole).expand(2, 1, 3, 4).float())
-    if name == "sequential":  # 4 patches of two by two in the whole picture, 3 with something in this hole
-        assert asked == 4 + (2 if isinstance(hole, torch.Tensor) else 3)
 
 
 def test_sure_patches_lead_and_nobody_falls_behind():
@@ -101,7 +98,7 @@ def test_pictures_are_compared_with_themselves_alone():
     logvar = torch.zeros(2, 1, 4, 8)
     logvar[0, ..., 4:], logvar[1] = -4.0, -9.0
     out = Denoised(torch.zeros(2, 1, 4, 8), logvar)
-    for schedule in (Paced(process=FLOW, calls=10, patch=4), Dual(process=FLOW, rounds=2, patch=4, share=0.5)):
+    for schedule in (Paced(process=FLOW, calls=10, patch=4), Dual(process=FLOW, calls=8, patch=4, share=0.5)):
         found = schedule.next(0, torch.ones(2, 1, 4, 8), out)
         assert found[0, 0, 0, 7] < found[0, 0, 0, 0]
         if isinstance(schedule, Paced):
@@ -123,28 +120,31 @@ def test_lower_times_are_no_certainty():
 def test_dual_takes_no_more_than_its_share():
     t, logvar = torch.ones(1, 1, 1, 5), torch.zeros(1, 1, 1, 5)
     for share, wanted in ((0.0, 0), (0.1, 0), (0.4, 2), (1.0, 5)):
-        schedule = Dual(process=FLOW, rounds=2, share=share, patch=1)
+        schedule = Dual(process=FLOW, calls=8, share=share, patch=1)
         assert int((schedule.next(0, t, Denoised(t, logvar)) == 0.5).sum()) == wanted
 
 
 def test_dual_lets_the_surest_jump_and_wait():
     logvar = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5)
-    times, asked = walk(Dual(process=FLOW, rounds=2, substeps=4, share=0.4, patch=1), logvar)
+    times, asked = walk(Dual(process=FLOW, calls=8, substeps=4, share=0.4, patch=1), logvar)
     assert asked == 8
     slow, quick = times[:, 0, 0, 0, 0], times[:, 0, 0, 0, 4]
     assert torch.allclose(slow, 1 - torch.arange(9) / 8)
     assert torch.allclose(quick, torch.tensor([1, 0.5, 0.5, 0.5, 0.5, 0, 0, 0, 0]))
     assert (times[1, 0, 0, 0] == 0.5).tolist() == [False, False, False, True, True]
+    short, asked = walk(Dual(process=FLOW, calls=7, substeps=4, share=0.4, patch=1), logvar)
+    assert asked == 7
+    assert torch.allclose(short[:, 0, 0, 0, 4], torch.tensor([1, 3 / 7, 3 / 7, 3 / 7, 3 / 7, 0, 0, 0]))
 
 
 def test_sequential_begins_with_the_surest():
     logvar = torch.tensor([[-1.0, -3.0], [0.0, -2.0]]).view(1, 1, 2, 2)
-    times, asked = walk(Sequential(process=FLOW, steps=4, patch=1), logvar)
+    times, asked = walk(Sequential(process=FLOW, calls=16, overlap=0.0, patch=1), logvar)
     assert asked == 16
     begun = [int((times[:, 0, 0, y, x] < 1).nonzero()[0]) for y, x in ((0, 1), (1, 1), (0, 0), (1, 0))]
     assert begun == [1, 5, 9, 13]
     assert torch.allclose(times[:5, 0, 0, 0, 1], torch.tensor([1, 0.75, 0.5, 0.25, 0]))
-    overlapping, asked = walk(Sequential(process=FLOW, steps=4, overlap=0.5, patch=1), logvar)
+    overlapping, asked = walk(Sequential(process=FLOW, calls=10, overlap=0.5, patch=1), logvar)
     assert asked == 4 + 3 * 2
     assert torch.allclose(overlapping[3, 0, 0], torch.tensor([[1, 0.25], [1, 0.75]]))
 
@@ -153,7 +153,7 @@ def test_effort_counts_the_steps_of_each_token():
     logvar, effort = torch.tensor([0.0, -1, -2, -3, -4]).view(1, 1, 1, 5), Effort()
     with pytest.raises(ValueError, match="nothing was sampled"):
         _ = effort.steps
-    schedule = Dual(process=FLOW, rounds=2, substeps=4, share=0.4, patch=1)
+    schedule = Dual(process=FLOW, calls=8, substeps=4, share=0.4, patch=1)
     sample(says(logvar), schedule, torch.zeros(1, 1, 1, 5), step=ddim(RectifiedFlow()), callback=effort)
     assert effort.steps.flatten().tolist() == [8, 8, 8, 2, 2]
 
@@ -163,8 +163,8 @@ def test_effort_counts_the_steps_of_each_token():
     [
         (lambda: Paced(process=FLOW, calls=0), "calls"),
         (lambda: Paced(process=FLOW, calls=4, lead=0.5), "lead at least 1"),
-        (lambda: Dual(process=FLOW, rounds=2, share=1.5), "share"),
-        (lambda: Sequential(process=FLOW, steps=2, overlap=-1.0), "overlap"),
+        (lambda: Dual(process=FLOW, calls=8, share=1.5), "share"),
+        (lambda: Sequential(process=FLOW, calls=2, overlap=-1.0), "overlap"),
         (lambda: Paced(process=FLOW, calls=4, patch=0), "patch"),
         (lambda: Paced(process=FLOW, calls=4, hole=2.0), "hole"),
         (
@@ -214,9 +214,20 @@ def test_a_number_of_questions_is_kept(name, generator):
             sample(says(logvar), schedule, z, step=ddim(FLOW), callback=lambda visit, to=asked: to.append(visit.t))
             assert len(asked) == calls
             assert torch.equal(asked[0], start)
-    if name == "sequential":  # small patches where there are questions enough
-        made = [SCHEDULES[name](FLOW, torch.ones(1, 1, 64, 64), calls) for calls in (8, 32, 128, 250)]
-        assert [(each.patch, each.gap) for each in made] == [(32, 1), (16, 1), (8, 1), (8, 1)]
+
+
+def test_sequential_gives_every_picture_its_own_pace():
+    """What others in the batch have to do changes nothing. Where questions are few, several patches begin at once."""
+    hole = torch.zeros(2, 1, 6, 6)
+    hole[0, :, :2, :2], hole[1] = 1.0, 1.0
+    logvar = torch.arange(36.0).view(1, 1, 6, 6)
+    both, _ = walk(Sequential(process=FLOW, calls=12, overlap=0.5, patch=2, hole=hole), logvar, batch=2)
+    for k in range(2):
+        alone, _ = walk(Sequential(process=FLOW, calls=12, overlap=0.5, patch=2, hole=hole[k : k + 1]), logvar)
+        assert torch.equal(both[:, k], alone[:, 0])
+    assert torch.allclose(both[:, 0, 0, 0, 0], 1 - torch.arange(13) / 12)  # one patch takes all steps for itself
+    few, _ = walk(Sequential(process=FLOW, calls=4, overlap=0.5, patch=2, hole=hole[1:]), logvar)
+    assert [int((few[k + 1, 0, 0, ::2, ::2] < 1).sum()) for k in range(4)] == [1, 3, 6, 9]
 
 
 def test_look_ahead_shows_the_sure_parts_as_they_will_be():
@@ -257,3 +268,21 @@ def test_look_ahead_is_right_for_tokens_apart_and_wrong_for_others(process):
     assert errors["apart"][0] / errors["apart"][1] > 1.7
     assert errors["together"][0] / errors["together"][1] < 1.3
     assert errors["together"][1] > 0.02
+
+
+def test_look_ahead_goes_by_what_was_asked_alone():
+    """Of the patches in which something is wanted half lead, whatever the others would say."""
+    exact = gaussian_field(FLOW, 8, 8, length=2.0)
+    z, t = torch.randn(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.5)
+    wanted = torch.zeros(1, 1, 8, 8, dtype=torch.bool)
+    wanted[..., :4] = True  # two patches of four
+    first = exact(z, t).x
+    found = LookAhead(denoiser=exact, process=FLOW, patch=4, share=0.5)(z, t, Cond(wanted=wanted)).x
+    kept = torch.isclose(found, first)[0, 0, :, :4].reshape(2, 16).all(1)
+    assert sorted(kept.tolist()) == [False, True]
+    windowed = LookAhead(denoiser=Windows(exact, size=8), process=FLOW, patch=4)
+    large = torch.randn(2, 1, 24, 24)
+    nobody = torch.zeros(2, 1, 24, 24, dtype=torch.bool)
+    assert torch.equal(windowed(large, 0.5 + 0.0 * large, Cond(wanted=nobody)).x, large)
+    groups = torch.arange(6).repeat_interleave(4).expand(24, 24).contiguous()
+    assert sample(windowed, autoregressive(groups, 3), large, step=ddim(FLOW)).isfinite().all()

@@ -25,7 +25,9 @@ from asyncpatch.evaluation import (
     paired,
     spaced,
 )
+from asyncpatch.images import ImageError
 from asyncpatch.metrics import FEATURES
+from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.settings import Settings
@@ -299,3 +301,25 @@ def test_class_guidance_needs_labels(pipe, tmp_path):
     cell = Cell("noise", "thin", OURS, Settings(steps=1, class_guidance=1.0, batch=8), 3)
     with pytest.raises(ValueError, match="not all pictures of noise have one"):
         Evaluation(pipe, tmp_path, {"noise": bare}).result(cell)
+
+
+def test_a_cell_is_computed_anew_for_another_head_or_another_painted_order(pipe, tmp_path):
+    work = evaluation(pipe, tmp_path)
+    order = tmp_path / "order.png"
+    names = []
+    for grey in (10, 20):
+        Image.new("L", (16, 16), grey).save(order)
+        names.append(work.name(Cell("noise", "square", OURS, Settings(schedule=str(order)), 4)))
+    assert names[0] != names[1]
+    head = UncertaintyHead.beside(pipe.unet)
+    sure = AsyncPatchPipeline(pipe.unet, "rectified_flow", "v", 16, pipe.config.labels, head).prepare("cpu", "fp32")
+    paced, plain = (Cell("noise", "square", OURS, Settings(schedule=name), 4) for name in ("paced", "synchronous"))
+    with pytest.raises(ValueError, match="train-uncertainty makes one"):
+        work.check(paced)
+    work = evaluation(sure, tmp_path)
+    before = work.name(paced), work.name(plain)
+    torch.nn.init.ones_(head.out.bias)
+    assert work.name(paced) != before[0]
+    assert work.name(plain) == before[1]
+    with pytest.raises(ImageError, match="there is no file 'zigzag'"):
+        work.check(Cell("noise", "square", OURS, Settings(schedule="zigzag"), 4))

@@ -9,8 +9,9 @@ from asyncpatch.parameterization import from_x, to_x
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Question, concat, rows
 from asyncpatch.sampling import sample
-from asyncpatch.schedules import inpainting
+from asyncpatch.schedules import inpainting, synchronous
 from asyncpatch.steps import ddim
+from oracle import random_gaussian
 
 
 class Counting:
@@ -190,7 +191,9 @@ def test_conditions_and_answers_join_and_part_as_one():
             "a weaker question must have a cond where",
         ),
         (
-            lambda z, t, noise: Guided(None, 1.0, lambda q: Question(q.z, q.t, None))(z, t, Cond()),
+            lambda z, t, noise: Guided(None, 1.0, lambda q: Question(q.z, q.t, None))(
+                z, t, Cond(label=torch.zeros(2).long())
+            ),
             "a weaker question must have a cond where",
         ),
         (
@@ -264,3 +267,14 @@ def test_a_picture_that_is_shown_can_be_dropped():
     assert torch.allclose(found, 1.5 * (1 - hole) + torch.tensor([5.0, 7.0]).view(-1, 1, 1, 1))
     with pytest.raises(ValueError, match="drop_picture needs a picture to drop"):
         Guided(told, 0.5, drop_picture)(z, t, Cond(cond.label))
+
+
+def test_a_weaker_question_without_a_cond_will_do_where_nothing_is_told(process, generator):
+    """In the loop, which tells where an answer is wanted."""
+    denoiser = random_gaussian(process, (1, 2, 2))
+    z = torch.randn(2, 1, 2, 2, generator=generator)
+    made = [
+        sample(Guided(denoiser, 1.0, weaken), synchronous(3), z, step=ddim(process))
+        for weaken in (lambda q: Question(0.9 * q.z, q.t), lambda q: Question(0.9 * q.z, q.t, q.cond))
+    ]
+    assert torch.equal(*made)

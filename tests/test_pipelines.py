@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from asyncpatch import pipelines
+from asyncpatch import images, pipelines
 from asyncpatch.completion import boxes
 from asyncpatch.images import ImageError, picture_from
 from asyncpatch.models import placing
@@ -143,8 +143,12 @@ def test_a_painted_order_is_followed_dark_first(pipe, tmp_path):
     Image.new("L", (5, 5)).save(tmp_path / "small.png")
     with pytest.raises(ImageError, match="they must be the same"):
         pipe.inpaint(photo(), mask(), schedule=str(tmp_path / "small.png"))
-    with pytest.raises(ImageError, match="there is no file 'zigzag'"):
-        pipe.generate(schedule="zigzag")
+    for name in ("zigzag", "raster:0", "raster:", "raster:x", "spiral:-1"):
+        with pytest.raises(ImageError, match=f"raster:16 .* there is no file '{name}'"):
+            pipe.generate(schedule=name)
+    assert pipe.generate(schedule="raster:1000", seed=0, steps=2).images[0].size == (16, 16)
+    faint = Plan([Task(images.blank(16, 16), torch.full((1, 16, 16), 1e-5), (0,))], Settings(schedule="raster"))
+    assert pipe.work(faint) == 0
 
 
 # ---- Inpainting
@@ -476,7 +480,7 @@ def test_mistakes_are_said_in_the_words_of_the_caller(pipe):
         AsyncPatchPipeline(pipe.unet, process="odd")
 
 
-def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
+def test_the_surest_parts_lead_where_the_model_says_so(tiny_model, monkeypatch):
     pipe = AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
     with pytest.raises(ValueError, match="train-uncertainty makes one"):
         pipe.generate(schedule="paced")
@@ -501,11 +505,17 @@ def test_the_surest_parts_lead_where_the_model_says_so(tiny_model):
     plain = sure.inpaint(photo, hole, seed=1, steps=6)
     assert not np.array_equal(plain.pictures[0].levels, levels)
     assert np.array_equal(plain.pictures[0].levels, pipe.inpaint(photo, hole, seed=1, steps=6).pictures[0].levels)
+    seen, trunk = [], sure.unet.trunk
+    monkeypatch.setattr(sure.unet, "trunk", lambda z, *rest: seen.append(len(z)) or trunk(z, *rest))
+    last = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=5).pictures[0].levels
     for schedule in ("paced", "dual", "sequential", "lookahead"):
-        grown = sure.texture(photo[:24, :24], (48, 48), seed=1, steps=4, schedule=schedule, tileable=True)
-        assert grown.images[0].size == (48, 48)
-        assert not np.array_equal(grown.pictures[0].levels, levels)
-        levels = grown.pictures[0].levels
+        plan, glimpses = sure.plan_texture(photo[:24, :24], (48, 48), seed=1, steps=5, schedule=schedule), []
+        seen.clear()
+        grown = sure.run(plan, glimpses.append)[0].pictures[0].levels
+        assert np.array_equal(grown[12:36, 12:36], photo[:24, :24])
+        assert not np.array_equal(grown, last)
+        last = grown
+        assert sum(seen) == sum(glimpse.windows for glimpse in glimpses) <= sure.work(plan)
 
 
 def test_new_pictures_are_made_by_the_multistep_solver(tiny_model):

@@ -9,12 +9,11 @@ picture's patches, d that of a patch, and n the questions that are left, this on
                       A token with f = 1 always is on the synchronous schedule; nobody falls behind it.
     (2)  dual         rounds of one long step each. The surest ``share`` of the patches takes it at once, the others in
                       ``substeps``, with the sure ones before their eyes (Patch Forcing's dual loop)
-    (3)  sequential   patch after patch, the surest of those that wait next, each in ``steps``; with ``overlap`` the
-                      next one begins before the last one is done (as SRM goes)
+    (3)  sequential   patch after patch, the surest of those that wait next; with ``overlap`` the next one begins before
+                      the last one is done (as SRM goes)
 
-Each takes exactly as many questions as it says (``calls``, ``calls_for``), and ``SCHEDULES`` makes each for a number of
-questions. Known tokens, where ``hole`` is 0, stay as they are; a hole between 0 and 1 starts from that time, as in
-``schedules``.
+Each takes exactly ``calls`` questions. Known tokens, where ``hole`` is 0, stay as they are; a hole between 0 and 1
+starts from that time, as in ``schedules``.
 
     (4)  look-ahead   a denoiser that asks twice: first about (z, t); then with the surest ``share`` of the patches
                       brought on, by DDIM with the first answer, to s = 1 - ahead (1 - t), at least 0. What is unsure
@@ -131,86 +130,82 @@ class Paced(_Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class Dual(_Adaptive):
-    """Equation (2), in ``rounds * substeps`` questions."""
+    """Equation (2), in ``calls`` questions: rounds of ``substeps`` each, the last one shorter if need be."""
 
-    rounds: int
+    calls: int
     substeps: int = 4
     share: float = 0.4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least("rounds", self.rounds)
+        checks.at_least("calls", self.calls)
         checks.at_least("substeps", self.substeps)
         checks.fraction("share", self.share)
-
-    @property
-    def calls(self) -> int:
-        return self.rounds * self.substeps
 
     def ask(self, k: int, t: Tensor, /) -> bool | None:
         return True if k < self.calls else None
 
     def needs(self, k: int, t: Tensor) -> Tensor:
-        return self._slow(k, t) < t if k % self.substeps else t > 0
+        return self._even(k + 1, t) < t if k % self.substeps else t > 0
 
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
-        slow, (round_, inner) = self._slow(k, t), divmod(k, self.substeps)
-        if inner:
+        slow = self._even(k + 1, t)
+        if k % self.substeps:
             return torch.minimum(t, slow)
-        fast = self.start(t) * (1.0 - (round_ + 1) / self.rounds)
-        return torch.where(self._surest(self.share, t, out), fast, slow)
+        return torch.where(self._surest(self.share, t, out), self._even(k + self.substeps, t), slow)
 
-    def _slow(self, k: int, t: Tensor) -> Tensor:
-        """Where those stand after visit ``k`` that take every step."""
-        return self.start(t) * (1.0 - (k + 1) / self.calls)
+    def _even(self, k: int, t: Tensor) -> Tensor:
+        """Where those stand before visit ``k`` that take every step alike."""
+        return self.start(t) * (1.0 - min(k, self.calls) / self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequential(_Adaptive):
-    """Equation (3): each patch in ``steps``, the next after (1 - ``overlap``) of them. A picture of P patches takes
-    ``steps`` and P - 1 times as many as until the next begins."""
+    """Equation (3), in ``calls`` questions. While a patch is under way, for ``overlap`` of its steps so is the next:
 
-    steps: int
-    overlap: float = 0.0
+        calls = steps + (P - 1) gap,   gap = (1 - overlap) steps
+
+    for a picture of P patches with something to do. Where that makes a gap of less than a visit, several begin at once.
+    """
+
+    calls: int
+    overlap: float = 0.95
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least("steps", self.steps)
+        checks.at_least("calls", self.calls)
         checks.fraction("overlap", self.overlap)
 
-    @property
-    def gap(self) -> int:
-        """Visits from the beginning of a patch to that of the next."""
-        return max(1, round(self.steps * (1.0 - self.overlap)))
-
-    def calls_for(self, z: Tensor) -> int:
-        """Questions for the canvas z, or any tensor of its batch and size."""
-        patches = int((self._pooled((self.start(z) > 0).float()) > 0).flatten(1).sum(1).max())
-        return self.steps + (patches - 1) * self.gap if patches else 0
-
     def ask(self, k: int, t: Tensor, /) -> bool | None:
-        return True if k < self.calls_for(t) else None
+        return True if k < self.calls else None
 
     def needs(self, k: int, t: Tensor) -> Tensor:
-        return t > 0 if k % self.gap == 0 else self._under_way(self._done(t))
-
-    def _done(self, t: Tensor) -> Tensor:
-        """How many of its steps a token has taken."""
-        start = self.start(t)
-        return torch.where(start > 0, (1.0 - t / start.clamp_min(1e-9)) * self.steps, 0.0).round()
-
-    def _under_way(self, done: Tensor) -> Tensor:
-        return (done > 0) & (done < self.steps)
+        done, steps, due = self._standing(k, t)
+        return torch.where(due > 0, t > 0, (done > 0) & (done < steps))
 
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
-        start, done = self.start(t), self._done(t)
-        moves = self._under_way(done)
-        if k % self.gap == 0:
-            waits = self._pooled(((done == 0) & (start > 0)).float()) > 0
-            doubt = torch.where(waits, self._doubt(t, out), torch.inf).flatten(1)
-            chosen = functional.one_hot(doubt.argmin(1), doubt.shape[1]).view_as(waits) > 0
-            moves = moves | self._spread(chosen & waits, t)
-        return torch.where(moves & (start > 0), start * (1.0 - (done + 1) / self.steps).clamp_min(0.0), t)
+        start = self.start(t)
+        done, steps, due = self._standing(k, t)
+        waits = self._pooled(((done == 0) & (start > 0)).float()) > 0
+        doubt = torch.where(waits, self._doubt(t, out), torch.inf)
+        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
+        moves = ((done > 0) & (done < steps)) | self._spread(waits & (rank < due), t)
+        return torch.where(moves & (start > 0), start * (1.0 - (done + 1) / steps).clamp_min(0.0), t)
+
+    def _standing(self, k: int, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """How many of its steps each token has taken; and of each picture, [B, 1, 1, 1], how many each takes, and how
+        many patches are due to begin at visit ``k``."""
+        start = self.start(t)
+        patches = self._count(start > 0)
+        steps = (self.calls / (1.0 + (patches - 1.0) * (1.0 - self.overlap)) - 1e-4).ceil().clamp(1, self.calls)
+        gap = (self.calls - steps) / (patches - 1.0).clamp_min(1.0)
+        done = torch.where(start > 0, (1.0 - t / start.clamp_min(1e-9)) * steps, 0.0).round()
+        due = torch.where(gap > 0, (k / gap.clamp_min(1e-9) + 1e-4).floor() + 1.0, patches)
+        return done, steps, torch.minimum(due, patches) - self._count(done > 0)
+
+    def _count(self, where: Tensor) -> Tensor:
+        """Patches in which anything is so, [B, 1, 1, 1]."""
+        return (self._pooled(where.float()) > 0).sum((2, 3), keepdim=True).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,39 +225,22 @@ class LookAhead(_Doubting):
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
         out = self.denoiser(z, t, cond)
         t = t.expand(len(z), 1, *z.shape[2:])
-        sure = self._surest(self.share, t, out) & (t > 0)
+        wanted = None if cond is None else cond.wanted
+        if out.logvar is None and wanted is not None and not bool(wanted.any()):
+            return out  # nobody was asked
+        asked = t if wanted is None else torch.where(wanted, t, 0.0)  # what was not asked about is nothing to go by
+        sure = self._surest(self.share, asked, out) & (asked > 0)
         s = torch.where(sure, (1.0 - self.ahead * (1.0 - t)).clamp_min(0.0), t)
         brought = self.process.alpha(s) * out.x + self.process.sigma(s) * from_x(self.process, "eps", out.x, z, t)
         again = self.denoiser(torch.where(sure, brought, z), s, cond)
         return out._replace(x=torch.where(sure, out.x, again.x))
 
 
-def _paced(process: Process, hole: Tensor, calls: int) -> Paced:
-    return Paced(process=process, hole=hole, calls=calls)
-
-
-def _dual(process: Process, hole: Tensor, calls: int) -> Dual:
-    substeps = next(each for each in (4, 3, 2, 1) if calls % each == 0)
-    return Dual(process=process, hole=hole, rounds=calls // substeps, substeps=substeps)
-
-
-def _sequential(process: Process, hole: Tensor, calls: int) -> Sequential:
-    """About half of the questions go by until the last patch begins; patches are as small as that allows."""
-    patch = 8
-    while True:
-        one = Sequential(process=process, hole=hole, steps=1, patch=patch)
-        patches = one.calls_for(hole)  # of one step each
-        if 2 * patches <= calls or patch >= max(hole.shape[2:]):
-            break
-        patch *= 2
-    gap = max(1, calls // (2 * patches)) if patches else 1
-    steps = max(1, calls - (patches - 1) * gap)
-    return Sequential(process=process, hole=hole, steps=steps, patch=patch, overlap=max(0.0, 1.0 - gap / steps))
-
-
 SCHEDULES: dict[str, Callable[[Process, Tensor, int], Schedule]] = {
-    "paced": _paced, "dual": _dual, "sequential": _sequential,
-}  # fmt: skip
+    "paced": lambda process, hole, calls: Paced(process=process, hole=hole, calls=calls),
+    "dual": lambda process, hole, calls: Dual(process=process, hole=hole, calls=calls),
+    "sequential": lambda process, hole, calls: Sequential(process=process, hole=hole, calls=calls),
+}
 """By name: for a process, the times that tokens start from [B, 1, H, W], and a number of questions."""
 
 

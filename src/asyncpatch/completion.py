@@ -66,7 +66,8 @@ class Moment(NamedTuple):
     stage: Stage
     visit: Visit
     windows: int
-    """How many windows the denoiser is asked about, all pictures together."""
+    """How many windows the denoiser is asked about, all pictures together; by guidance, or a step that asks twice, as
+    often again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +134,13 @@ class Completion:
         return x
 
     def work(self, hole: Tensor, order: Tensor | None = None) -> int:
-        """How many windows the denoiser will be asked about, guidance apart, for pictures with these holes: at most
+        """How many windows the denoiser will be asked about, once for each step, for pictures with these holes: at most
         that, where the schedule looks at the answers."""
         total = 0
         for start, wait in self._turns(hole.float()):
             for number, stage in enumerate(self._scales(start, wait)):
                 windows = self._windowed(stage)
-                if order is None or number:
+                if order is None or number or not stage.steps:
                     total += stage.steps * windows.asked(stage.start > 0)
                     continue
                 schedule = self._ordered(stage, order)

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from asyncpatch import baselines, checks
 from asyncpatch.data.masks import KINDS, holes
-from asyncpatch.data.sources import Joined, open_sources
-from asyncpatch.data.store import Store, open_store
+from asyncpatch.data.store import Store
 from asyncpatch.drawing import picture, sheet
 from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.images import Picture, blank
@@ -44,10 +43,12 @@ from asyncpatch.metrics import (
     seam_ratio,
     ssim_in_hole,
 )
-from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task
+from asyncpatch.models.uncertainty import UncertaintyHead
+from asyncpatch.models.unet import UNet
+from asyncpatch.pipelines import DOUBTING, AsyncPatchPipeline, Made, Plan, Task
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
 from asyncpatch.sampling import generators
-from asyncpatch.settings import Settings
+from asyncpatch.settings import SYNCHRONOUS, Settings
 
 OURS = "asyncpatch"
 SUPERVISED = baselines.supervised.__name__
@@ -121,6 +122,11 @@ class Evaluation:
         told = asdict(cell)
         del told["settings"]["batch"]  # it changes no figure
         parts = [json.dumps(told, sort_keys=True), self._model, "" if store is None else _mark(store)]
+        schedule, head = cell.settings.schedule, self.pipeline.uncertainty
+        if schedule in DOUBTING and head is not None:
+            parts.append(_weights(head))
+        if Path(schedule).is_file():
+            parts.append(hashlib.sha256(Path(schedule).read_bytes()).hexdigest())
         parts += [
             str(self.lpips is not None),
             "" if self.training is None else f"{_mark(self.training)}/{self.references}/{self.features}",
@@ -131,8 +137,7 @@ class Evaluation:
     @cached_property
     def _model(self) -> str:
         """A mark of the model's weights and of how it computes."""
-        some = torch.cat([each.detach().flatten()[:16].float().cpu() for each in self.pipeline.unet.parameters()])
-        return hashlib.sha256(some.numpy().tobytes()).hexdigest() + self.pipeline.where()
+        return _weights(self.pipeline.unet) + self.pipeline.where()
 
     def file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{self.name(cell)}.json"
@@ -156,7 +161,7 @@ class Evaluation:
 
     def check(self, cell: Cell) -> None:
         """What can be known to be wrong with a cell before any is computed."""
-        if cell.method == OURS:
+        if cell.method == OURS or cell.what == SAMPLES:
             self.pipeline.work(Plan((), cell.settings))  # whether there is such a schedule, and the head that it needs
         if cell.method in FREE and (cell.method == SUPERVISED) != self.pipeline.unet.config["given"]:
             raise ValueError(
@@ -165,6 +170,8 @@ class Evaluation:
             )
         if cell.method == SUPERVISED and cell.what != SAMPLES and cell.settings.solver != "ddim":
             raise ValueError("--methods supervised goes by --solver ddim")
+        if cell.method == SUPERVISED and cell.what != SAMPLES and cell.settings.schedule != SYNCHRONOUS:
+            raise ValueError("--methods supervised goes by --schedule synchronous")
         if self.training is not None:
             _ = self._network  # it may not be installed
         elif cell.what == SAMPLES:
@@ -313,18 +320,16 @@ class Evaluation:
         sheet(rows).save(folder / f"{self.name(cell)}.png")
 
 
-def open_split(data: Sequence[str], split: str, side: int, cache: Path | None = None) -> Store | None:
-    """The pictures of a split (train, validation) at ``side`` pixels; None if there are none."""
-    source = open_sources(list(data), split)
-    if source is not None and not isinstance(source, Joined):
-        raise ValueError(f"{', '.join(data)}: shards cannot be evaluated on; unpack them")
-    return None if source is None else open_store(source, side, cache=cache)
-
-
 def spaced(length: int, count: int) -> list[int]:
     """As many of so many as are asked for, from all over."""
     count = min(length, count)
     return [k * length // count for k in range(count)]
+
+
+def _weights(net: UNet | UncertaintyHead) -> str:
+    """A mark of a network's weights, by some of each."""
+    some = torch.cat([each.detach().flatten()[:16].float().cpu() for each in net.parameters()])
+    return hashlib.sha256(some.numpy().tobytes()).hexdigest()
 
 
 def _mark(store: Store) -> str:
@@ -361,6 +366,7 @@ class Likeness:
     Computed on ``device``, but for the last of the Fréchet distance, which is as quick on the CPU."""
 
     def __init__(self, real: Tensor, device: torch.device | str = "cpu") -> None:
+        device = torch.device("cpu") if torch.device(device).type == "mps" else device  # which has no float64
         self.real, self.device, self._given = real.to(device), device, AsTheyAre(real.shape[1])
         self._frechet = frechet_distance(self._given, keep_real=True)
         self._frechet.to(device).update(self.real, real=True)

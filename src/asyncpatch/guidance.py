@@ -53,6 +53,8 @@ class Guided:
         weight = _for_each("weight", self.weight, z) if isinstance(self.weight, Tensor) else self.weight
         batch = len(z)
         weak_z, weak_t, weak_cond = self.weaken(Question(z, t, cond))
+        if weak_cond is None and cond is not None and not any(each is not None for each in cond[:-1]):
+            weak_cond = cond  # the loop's own, which says where an answer is wanted
         if (cond is None) != (weak_cond is None):
             raise ValueError(
                 "a weaker question must have a cond where the question has one, and none where it has none"

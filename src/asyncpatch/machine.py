@@ -21,3 +21,12 @@ def cache_folder() -> Path:
     if own := os.environ.get("ASYNCPATCH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpatch"
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error of its own for it; CPU and MPS only say so."""
+    import torch  # not needed to say what the options are
+
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory")
+    )

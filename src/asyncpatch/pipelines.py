@@ -39,8 +39,8 @@ from asyncpatch.steps import ddim, heun, multistep
 
 SHIPPED = "asyncpatch-64"
 ORDERS = {"raster": fields.raster_order, "spiral": fields.spiral_order}
-ORDERLY = (SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD)
-"""Schedules that have a name."""
+DOUBTING = (*SCHEDULES, LOOK_AHEAD)
+"""Schedules that ask how sure the network is."""
 _PIXELS_AT_ONCE = 1 << 24
 
 
@@ -71,8 +71,12 @@ class Plan:
         if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
             raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
         name = self.settings.schedule
-        if name not in ORDERLY and _ordered(name) is None and not Path(name).is_file():
-            raise ImageError(f"schedule must be {', '.join(ORDERLY)} or a picture file; there is no file {name!r}")
+        if name not in (SYNCHRONOUS, *DOUBTING) and _ordered(name) is None and not Path(name).is_file():
+            known = ", ".join((SYNCHRONOUS, *ORDERS, *DOUBTING))
+            raise ImageError(
+                f"schedule must be {known}, raster:16 (patches of so many pixels) or a picture file; there is no file "
+                f"{name!r}"
+            )
 
 
 class Row(NamedTuple):
@@ -90,7 +94,7 @@ class Glimpse(NamedTuple):
     rows: list[Row]
     moment: Moment
     windows: int
-    """That the network is asked about for this visit; over the whole run they come to ``work``."""
+    """That the network is asked about for this visit; over the whole run they come to ``work``, or to less of it."""
 
 
 Watch = Callable[[Glimpse], object]
@@ -117,7 +121,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (further pictures
     get the next numbers) and every field of `asyncpatch.settings.Settings`: steps, solver, eta, class_guidance,
-    input_guidance, refine, schedule, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as
+    input_guidance, refine, schedule, pace, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as
     `images.picture_from` takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and
     ``run`` does it.
     """
@@ -404,7 +408,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         def leading(start: Tensor, steps: int) -> Schedule:
             return SCHEDULES[how.schedule](model.process, start, steps)
 
-        doubts = how.schedule in (*SCHEDULES, LOOK_AHEAD)
+        doubts = how.schedule in DOUBTING
         step = {"multistep": multistep, "heun": heun}.get(how.solver, partial(ddim, eta=how.eta))
         return Completion(
             denoiser=self.denoiser(how.batch, doubts=doubts), process=model.process, step=step(model.process),
@@ -457,23 +461,26 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
 
 def _ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
     """What draws the order of such a name, and the side of its patches (0: an eighth of the picture)."""
+    if name in ORDERS:
+        return ORDERS[name], 0
     kind, _, side = name.partition(":")
-    if kind not in ORDERS or (side or "1").strip("0123456789"):
+    if kind not in ORDERS or not side.isdecimal() or not int(side):
         return None
-    return ORDERS[kind], int(side or 0)
+    return ORDERS[kind], int(side)
 
 
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
-    if name in (SYNCHRONOUS, *SCHEDULES, LOOK_AHEAD):
+    if name in (SYNCHRONOUS, *DOUBTING):
         return None
     known = _ordered(name)
     if known is not None:
         draw, patch = known
         box = rows[0].box
         height, width = box.bottom - box.top, box.right - box.left
-        return draw(height, width, patch or max(1, max(height, width) // 8)).float()[None, None]
+        longer = max(height, width)
+        return draw(height, width, min(patch, longer) or max(1, longer // 8)).float()[None, None]
     painted = picture_from(name)
     for row in rows:
         size = plan.tasks[row.task].picture.size

@@ -74,8 +74,9 @@ def sample(
         step: how to get from one time field to the next; see ``asyncpatch.steps``.
         cond: what else the denoiser is told, such as a label.
         generator: the randomness of the steps: one, or one per sample (``generators(seeds)``).
-        callback: sees every visit (canvas, times, and x-hat as ``visit.out.x``), and stops the loop by returning
-            True; the canvas is then returned as it is.
+        callback: sees every visit (canvas, times, and x-hat as ``visit.out.x``; where the schedule needs no answer
+            that may be anything, such as the canvas itself), and stops the loop by returning True; the canvas is then
+            returned as it is.
 
     The canvas is float32 (or float64 if it came so) whatever the denoiser computes in. Nothing in the loop waits
     for the device; whether the result is finite is looked at once, at the end.

@@ -23,7 +23,9 @@ INPUT_GUIDANCE = 1.0
 class Settings:
     """How a picture is sampled."""
 
-    steps: int = setting(16, "from noise to picture; each asks the network once, or twice for each guidance")
+    steps: int = setting(
+        16, "from noise to picture; each asks the network once, twice as often for each guidance, heun and lookahead"
+    )
     solver: Solver = setting("ddim", "what a step makes of its answer (ddim), the last two (multistep), or of two "
                              "that it asks for (heun)")  # fmt: skip
     eta: float = setting(0.0, "randomness of DDIM's steps: 0 is none, 1 ancestral sampling")

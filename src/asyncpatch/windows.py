@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from asyncpatch import checks
+from asyncpatch.machine import is_out_of_memory
 from asyncpatch.protocols import Cond, Denoised, Denoiser, check_answer
 
 _LEAST_TRUST = 1e-3  # in equation (2), where a window is all noise
@@ -112,7 +114,11 @@ class Windows:
         weight = bump(len(places[0].rows), z.device)[:, None] * bump(len(places[0].columns), z.device)
         above, below = torch.zeros_like(z), torch.zeros_like(t)
         spread: Tensor | None = None
-        now = _wanted(places, None if cond is None else cond.wanted)
+        wanted = None if cond is None else cond.wanted
+        if wanted is not None:
+            checks.field("cond.wanted", wanted, z)
+            wanted = wanted.expand_as(t)
+        now = _wanted(places, wanted)
         todo = [Piece(place, *run) for place in now for run in place.runs(len(z))]
         while todo:
             some, rest = _first(todo, self.batch)
@@ -151,20 +157,21 @@ def _wanted(places: list[Place], wanted: Tensor | None) -> list[Place]:
     """The places in which something is wanted [B, 1, H, W], and by whom. Waits for the device, once."""
     if wanted is None or not places:
         return places
-    each = [place.of(wanted).flatten(1).any(1) for place in places]
+    height, width = len(places[0].rows), len(places[0].columns)
+    # how much is wanted above and to the left of each corner; what lies across an edge that is joined comes again
+    sums = functional.pad(wanted[:, 0].int(), (0, width, 0, height), mode="circular").cumsum(1).cumsum(2)
+    sums = functional.pad(sums, (1, 0, 1, 0))
+    top, left = (
+        torch.stack([each[0] for each in edges]) for edges in zip(*(place[:2] for place in places), strict=True)
+    )
+    inside = sums[:, top + height, left + width] - sums[:, top, left + width]
+    inside = inside - sums[:, top + height, left] + sums[:, top, left]
     found = []
-    for place, now in zip(places, torch.stack(each).tolist(), strict=True):
+    for place, now in zip(places, (inside > 0).T.tolist(), strict=True):
         whom = tuple(a and b for a, b in zip(place.all(len(now)), now, strict=True))
         if any(whom):
             found.append(place._replace(whom=whom))
     return found
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an error of its own for it; CPU and MPS only say so."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory")
-    )
 
 
 class Place(NamedTuple):
@@ -221,6 +228,7 @@ def _cut_cond(cond: Cond | None, pieces: list[Piece]) -> Cond | None:
     """What the question says besides, for every piece: fields are cut like the canvas, labels go with their picture."""
     if cond is None:
         return None
+    cond = cond._replace(wanted=None)
     return Cond._make(
         None if each is None
         else torch.cat([piece.of(each) if each.dim() == 4 else each[piece.first : piece.last] for piece in pieces])

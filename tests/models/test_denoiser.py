@@ -79,3 +79,30 @@ def test_a_pipeline_is_compiled_once_if_at_all(traced, tiny_model):
     assert len(traced) == 2
     for one, other in zip(plain.pictures, made.pictures, strict=True):
         assert (one.x - other.x).abs().max() < 0.02
+
+
+def test_compiled_asks_fewer_at_a_time_where_memory_is_short(traced):
+    compiled = Compiled(NetworkDenoiser(network(), RectifiedFlow()), 8)
+    real, sizes = compiled._answer, []
+
+    def small(z, t, cond):
+        sizes.append(len(z))
+        if len(z) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(z, t, cond)
+
+    compiled._answer = small
+    z, t = torch.randn(5, 3, 8, 8), torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        found = compiled(z, t)
+        assert torch.allclose(found.x, compiled.denoiser(z, t).x, atol=1e-5)
+    assert sizes == [8, 4, 2, 2, 2]
+    assert compiled(z[:0], t[:0]).x.shape == (0, 3, 8, 8)
+
+
+@torch.no_grad()
+def test_many_sizes_can_be_compiled(traced):
+    net = network()
+    for side in range(8, 30, 2):
+        z = torch.randn(1, 3, side, side)
+        assert Compiled(NetworkDenoiser(net, RectifiedFlow()), 1)(z, z[:, :1].sigmoid()).x.shape == z.shape

@@ -66,7 +66,7 @@ def said_plainly() -> Iterator[None]:
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         raise fail(error) from None
     except (MemoryError, RuntimeError) as error:
-        from asyncpatch.windows import is_out_of_memory
+        from asyncpatch.machine import is_out_of_memory
 
         if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise

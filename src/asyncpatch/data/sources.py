@@ -41,7 +41,7 @@ class Source(Protocol):
         """Changes whenever the pictures do."""
 
 
-class DataError(Exception):
+class DataError(ValueError):
     """The data are not what they should be; the message says what to do."""
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpatch.data.decoders import Decoders
-from asyncpatch.data.sources import DataError, Joined
+from asyncpatch.data.sources import DataError, Joined, open_sources
 from asyncpatch.machine import cache_folder
 
 FORMAT = 1
@@ -73,6 +73,14 @@ def open_store(
         raise DataError("the data hold no picture that can be read")
     pictures = np.memmap(folder / "pictures.u8", np.uint8, "r", shape=(len(labels), side, side, 3))
     return Store(pictures, labels, source.names, tuple(about["broken"]))
+
+
+def open_split(data: Sequence[str], split: str, side: int, cache: Path | None = None) -> Store | None:
+    """The pictures of a split (train, validation) at ``side`` pixels; None if there are none."""
+    source = open_sources(list(data), split)
+    if source is not None and not isinstance(source, Joined):
+        raise DataError(f"{', '.join(data)}: shards cannot be used here; unpack them")
+    return None if source is None else open_store(source, side, cache=cache)
 
 
 def _build(source: Joined, side: int, crops: float, folder: Path, progress: Callable[[int, int], None]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncpatch.machine import is_out_of_memory
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet, beside
 from asyncpatch.parameterization import Prediction, structureless, to_x
@@ -40,27 +39,39 @@ class NetworkDenoiser:
         return Denoised(x, self.head(trunk) + structureless(self.process, t.float()))
 
 
-@dataclass(frozen=True)
 class Compiled:
     """The same denoiser, compiled, for much work on a GPU: the first question takes a minute or two. As every number of
-    pictures would be compiled anew, fewer than ``batch`` are filled up to that many, and more go in turns."""
+    pictures would be compiled anew, fewer than ``batch`` are filled up to that many, and more go in turns. Where memory
+    does not hold that many, half as many from then on."""
 
-    denoiser: NetworkDenoiser
-    batch: int
-
-    @cached_property
-    def _answer(self) -> Any:
-        return torch.compile(self.denoiser.__call__, fullgraph=True, dynamic=False)
+    def __init__(self, denoiser: NetworkDenoiser, batch: int) -> None:
+        self.denoiser, self.batch = denoiser, batch
+        # all denoisers share their code, of which there is a version for every network, size and number
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        self._answer = torch.compile(denoiser.__call__, fullgraph=True, dynamic=False)
 
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
+        if not len(z):
+            return self.denoiser(z, t, cond)
         t, cond = t.expand(len(z), 1, *z.shape[2:]), (cond or Cond())._replace(wanted=None)
-        found = []
-        for first in range(0, len(z), self.batch):
+        whole: Denoised | None = None
+        first = 0
+        while first < len(z):
             index = torch.arange(first, first + self.batch, device=z.device).clamp_max(len(z) - 1)
             some = Cond._make(None if each is None else each[index] for each in cond)
-            out = self._answer(z[index], t[index], some)
-            found.append(rows(out, slice(len(z) - first)))
-        whole = found[0]
-        for out in found[1:]:
-            whole = concat(whole, out)
+            try:
+                out = self._answer(z[index], t[index], some)
+            except RuntimeError as error:
+                if self.batch == 1 or not is_out_of_memory(error):
+                    raise
+                out = None  # once this block is left, what it held is free
+            if out is None:
+                self.batch //= 2
+                if z.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            out = rows(out, slice(len(z) - first))
+            whole = out if whole is None else concat(whole, out)
+            first += self.batch
+        assert whole is not None
         return whole

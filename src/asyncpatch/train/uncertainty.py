@@ -12,8 +12,8 @@ from torch import Tensor
 
 from asyncpatch import time_sampling
 from asyncpatch.data.feed import Pictures, StoredFeed, seed_for
-from asyncpatch.data.sources import DataError, Joined, open_sources
-from asyncpatch.data.store import Store, open_store
+from asyncpatch.data.sources import DataError
+from asyncpatch.data.store import Store, open_split
 from asyncpatch.loss import uncertainty_loss
 from asyncpatch.models.denoiser import NetworkDenoiser
 from asyncpatch.models.folder import HEAD, Model
@@ -79,12 +79,9 @@ def train_uncertainty(
 
 
 def _store(data: Sequence[str], split: str, model: Model, cache: Path | None) -> Store | None:
-    source = open_sources(data, split)
-    if source is None:
+    store = open_split(data, split, model.resolution, cache)
+    if store is None:
         return None
-    if not isinstance(source, Joined):
-        raise DataError(f"{', '.join(data)}: shards cannot be used here; unpack them")
-    store = open_store(source, model.resolution, cache=cache)
     number = [model.labels.index(name) if name in model.labels else -1 for name in store.names] + [-1]
     return Store(store.pictures, torch.tensor(number).numpy()[store.labels], model.labels, store.broken)
 
