@@ -29,7 +29,7 @@ from asyncpatch.steps import ddim
 
 LABELS = ("monarch", "alp", "dog")
 CALLS = 48
-FRAMES = (0, 8, 16, 24, 32, 40, 46)
+FRAMES = (0, 6, 12, 18, 24, 32, 40)
 
 
 def run(pipeline: AsyncPatchPipeline) -> Image.Image:

@@ -77,8 +77,9 @@ def main(path: Path) -> None:
     print(f"extended after {time.monotonic() - began:.0f} s", flush=True)
 
     rows["grow"] = []
-    for swatch in (scenes.pebbles(64, 64), scenes.cracked(64, 64)):
-        rows["grow"] += [framed(swatch, 112, 112), *run(pipe.plan_texture(swatch, (112, 112), seed=0))[0].images]
+    for swatch, label in ((scenes.pebbles(64, 64), "bumpy"), (scenes.cracked(64, 64), "cracked")):
+        grown = run(pipe.plan_texture(swatch, (112, 112), label=label, seed=0))[0].images
+        rows["grow"] += [framed(swatch, 112, 112), *grown]
 
     path.parent.mkdir(parents=True, exist_ok=True)
     strips = [[sheet([[twice(each) for each in row]], gap=6)] for row in rows.values()]

@@ -46,9 +46,9 @@ def captioned(image: Image.Image, text: str) -> Image.Image:
 def textures(pipe: AsyncPatchPipeline) -> Image.Image:
     """Swatches, what was grown from them, and that again laid two by two: it can be tiled."""
     rows = []
-    for draw in (scenes.pebbles, scenes.cracked):
+    for draw, label in ((scenes.pebbles, "bumpy"), (scenes.cracked, "cracked")):
         swatch = draw(64, 64)
-        grown = pipe.texture(swatch, (144, 144), tileable=True, seed=0).images[0]
+        grown = pipe.texture(swatch, (144, 144), tileable=True, label=label, seed=0).images[0]
         tiled = Image.fromarray(np.tile(np.asarray(grown), (2, 2, 1)))
         rows.append([framed(swatch, 144, 144), grown, tiled])
     return sheet(rows)

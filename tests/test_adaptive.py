@@ -80,18 +80,27 @@ def test_all_end_clean_within_their_budget(name, hole, generator):
 
 
 def test_sure_patches_lead_and_nobody_falls_behind():
-    logvar = torch.zeros(1, 1, 4, 8)
-    logvar[..., 4:] = -4.0  # the right half
-    times, _ = walk(Paced(process=FLOW, calls=10, patch=4), logvar)
-    even = 1.0 - torch.arange(11) / 10
-    assert torch.allclose(times[:, 0, 0, 0, 0], even, atol=1e-6)
-    right = times[:, 0, 0, 0, 7]
-    assert (right[1:9] < even[1:9] - 0.02).all()
-    assert right[1] == pytest.approx(1 - 2 / 10)  # exp(2 - 0) is held at the lead of 2
-    mild, _ = walk(Paced(process=FLOW, calls=10, patch=4, strength=0.1, lead=5.0), logvar)
-    assert mild[1, 0, 0, 0, 7] == pytest.approx(1 - torch.tensor(0.1).exp().item() / 10)  # u - d = -1 + 2
-    same, _ = walk(Paced(process=FLOW, calls=10, patch=4, strength=0.0), logvar)
-    assert torch.allclose(same[:, 0, 0, 0, 7], even, atol=1e-6)
+    surer = torch.zeros(1, 1, 4, 8)
+    surer[..., 4:] = -4.0  # the right half, always
+
+    def run(**how):
+        times, effort = [], Effort()
+        schedule = Paced(process=FLOW, calls=10, patch=4, **how)
+        sample(
+            lambda z, t, cond: Denoised(0.5 * z, structureless(FLOW, t) + surer), schedule, torch.zeros(1, 1, 4, 8),
+            step=ddim(FLOW), callback=lambda visit: times.append(visit.t) or effort(visit),
+        )  # fmt: skip
+        return torch.cat(times)[:, 0, 0], effort.steps[0, 0, 0]
+
+    even = 1.0 - torch.arange(10) / 10
+    times, steps = run()
+    assert torch.allclose(times[:, 0], even, atol=1e-6)
+    assert torch.allclose(times[:, 7], (1.0 - 2 * torch.arange(10) / 10).clamp_min(0), atol=1e-6)  # exp(1) is held at 2
+    assert (steps[0], steps[7]) == (10, 5)
+    mild, _ = run(strength=0.1, lead=5.0)
+    assert torch.allclose(mild[:, 7], (1.0 - torch.tensor(0.1).exp() * torch.arange(10) / 10).clamp_min(0), atol=1e-6)
+    same, _ = run(strength=0.0)
+    assert torch.allclose(same[:, 7], even, atol=1e-6)
 
 
 def test_pictures_are_compared_with_themselves_alone():

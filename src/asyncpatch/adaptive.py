@@ -3,10 +3,11 @@
 They need a denoiser that says how sure it is (``Denoised.logvar``). From it comes the *doubt* of each patch: the mean
 of log sqrt(expected squared error) over its tokens that are not finished, less what it would be at their times without
 any structure (``parameterization.structureless``); a picture is only compared with itself. With u the mean doubt of the
-picture's patches, d that of a patch, and n the questions that are left, this one included:
+picture's patches, d that of a patch, and N all questions:
 
-    (1)  paced        s = t (1 - f / n),   f = exp(strength (u - d)), at least 1 and at most ``lead``
-                      A token with f = 1 always is on the synchronous schedule; nobody falls behind it.
+    (1)  paced        s = t - f start / N,   f = exp(strength (u - d)), at least 1 and at most ``lead``
+                      A token with f = 1 always is on the synchronous schedule; nobody falls behind it, and who was sure
+                      is done in fewer, larger steps.
     (2)  dual         rounds of one long step each. The surest ``share`` of the patches takes it at once, the others in
                       ``substeps``, with the sure ones before their eyes (Patch Forcing's dual loop)
     (3)  sequential   patch after patch, the surest of those that wait next; with ``overlap`` the next one begins before
@@ -124,8 +125,9 @@ class Paced(_Adaptive):
         known = doubt.isfinite()
         mean = torch.where(known, doubt, 0.0).sum((2, 3), keepdim=True) / known.sum((2, 3), keepdim=True).clamp_min(1)
         faster = (self.strength * torch.where(known, mean - doubt, 0.0)).exp().clamp(1.0, self.lead)
-        share = (self._spread(faster, t) / (self.calls - k)).clamp_max(1.0)
-        return (t * (1.0 - share)).float()
+        start = self.start(t)
+        ahead = t - self._spread(faster, t) * start / self.calls
+        return torch.where(ahead < 1e-6, 0.0, torch.minimum(ahead, start * (1.0 - (k + 1) / self.calls)))
 
 
 @dataclass(frozen=True, kw_only=True)
