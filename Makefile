@@ -38,6 +38,7 @@ figures: $(READY)
 	$(BIN)/python examples/holes.py docs/images/holes.png
 	$(BIN)/python examples/schedules.py docs/images/schedules.png
 	$(BIN)/python examples/likelihood.py docs/images/likelihood.png
+	$(BIN)/python examples/adaptive.py docs/images
 	$(BIN)/python benchmarks/coverage.py
 
 bench: $(READY)
