@@ -23,13 +23,11 @@ from typing import Any
 import torch
 
 from asyncpatch import recipes
-from asyncpatch.data.store import open_split
-from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Evaluation, Result, paired
-from asyncpatch.metrics import LPIPS, lpips_file
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Result, paired
 from asyncpatch.settings import Settings
 from asyncpatch.train.config import MIXED
 from asyncpatch.train.run import train
+from evaluating import SET, line, opened
 
 BASELINE = "baseline"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -59,13 +57,13 @@ def cells(name: str, quick: bool) -> list[Cell]:
     steps, batch = (2, 8) if quick else (50, 250)
     plain = Settings(steps=steps, batch=batch)
     own = SUPERVISED if name == SUPERVISED else OURS
-    found = [Cell("held out", SAMPLES, own, plain, samples)]
+    found = [Cell(SET, SAMPLES, own, plain, samples)]
     for kind in KINDS:
         for how in (plain, replace(plain, input_guidance=1.0)):
-            found += [Cell("held out", kind, own, how, count) for count in (many, few)]
+            found += [Cell(SET, kind, own, how, count) for count in (many, few)]
         if name == BASELINE:
             rivals = ("ddrm", "ddnm") if quick else [each for each in RIVALS if each != SUPERVISED]
-            found += [Cell("held out", kind, rival, Settings(batch=batch), few) for rival in rivals]
+            found += [Cell(SET, kind, rival, Settings(batch=batch), few) for rival in rivals]
     return found
 
 
@@ -80,20 +78,7 @@ def train_all(given: argparse.Namespace) -> None:
 
 def evaluate_all(given: argparse.Namespace) -> None:
     for name in given.names:
-        pipeline = AsyncPatchPipeline.from_pretrained(given.output / name / "model")
-        pipeline.prepare(compiled=torch.cuda.is_available())
-
-        side = pipeline.model.resolution
-        held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
-        if held is None and not given.quick:
-            raise ValueError(f"{given.data} holds nothing out: it needs a validation split")
-        weights = given.lpips or lpips_file()
-        if weights is None and not given.quick:
-            raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")
-        lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
-        sets = {"held out": held if held is not None else training}
-        references = 40 if given.quick else 20_000
-        work = Evaluation(pipeline, given.output / name / "evaluation", sets, training, lpips, references)
+        work = opened(given.output / name / "model", given.output / name / "evaluation", given)
         for cell in cells(name, given.quick):
             found = work.result(cell)
             said = {key: found[key] for key in ("frechet", "lpips", "calls", "seconds") if key in found}
@@ -130,10 +115,6 @@ def sizes(found: dict[str, list[Result]]) -> tuple[int, int]:
 
 def mean_of(row: Result | None, key: str) -> str:
     return "" if row is None or key not in row else f"{row[key][0]:.4f} ± {row[key][1]:.4f}"
-
-
-def line(*texts: str) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def generation(found: dict[str, list[Result]]) -> list[str]:

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from asyncpatch.data.store import open_split
-from asyncpatch.evaluation import OURS, SAMPLES, Cell, Evaluation, Result
-from asyncpatch.metrics import LPIPS, lpips_file
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.cli.pictures import shard_from
+from asyncpatch.evaluation import OURS, SAMPLES, Cell, Result
+from asyncpatch.pipelines import shipped_model
 from asyncpatch.settings import Settings
+from evaluating import SET, line, opened
 
 CALLS = (8, 16, 32, 64, 128, 250)
 WAYS: dict[str, dict[str, Any]] = {
@@ -62,12 +62,12 @@ def cells(quick: bool, batch: int, order: Path) -> Iterator[tuple[str, Cell]]:
     for calls in CALLS[:1] if quick else CALLS:
         for name in WAYS:
             for what in (SAMPLES, HOLES):
-                yield name, Cell("pictures", what, OURS, settings(name, calls, batch), many)
+                yield name, Cell(SET, what, OURS, settings(name, calls, batch), many)
     for name, how in ORDERED.items():
         made = Settings(**{**how, "batch": batch})
         if made.schedule == ORDER:
             made = replace(made, schedule=str(order))
-        yield name, Cell("pictures", SAMPLES, OURS, replace(made, steps=made.steps // 32) if quick else made, some)
+        yield name, Cell(SET, SAMPLES, OURS, replace(made, steps=made.steps // 32) if quick else made, some)
 
 
 def paint(file: Path, side: int) -> None:
@@ -79,24 +79,13 @@ def paint(file: Path, side: int) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
-    pipeline = AsyncPatchPipeline.from_pretrained(given.model or shipped_model())
-    pipeline.prepare(compiled=torch.cuda.is_available())
-    side = pipeline.model.resolution
-    held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
-    if training is None or (held is None and not given.quick):
-        raise ValueError(f"{given.data} needs a training and a validation split")
-    weights = given.lpips or lpips_file()
-    if weights is None and not given.quick:
-        raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")
-    lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
-    sets = {"pictures": held if held is not None else training}
-    work = Evaluation(pipeline, given.output, sets, training, lpips, 40 if given.quick else 20_000)
-    paint(given.output / ORDER, side)
-    part, parts = (int(each) for each in given.shard.split("/"))
+    work = opened(given.model or shipped_model(), given.output, given)
+    paint(given.output / ORDER, work.pipeline.model.resolution)
+    part, parts = shard_from(given.shard)
     listed = list(cells(given.quick, given.batch, given.output / ORDER))
     for _, cell in listed:
         work.check(cell)
-    for name, cell in listed[part - 1 :: parts]:
+    for name, cell in listed[part::parts]:
         found = work.result(cell)
         said = {key: found[key] for key in ("frechet", "kernel", "lpips", "calls", "seconds") if key in found}
         print(name, cell.what, said, flush=True)
@@ -143,10 +132,6 @@ def tables(given: argparse.Namespace) -> None:
     (given.output / "pacing.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     plot(grid, given.output / "pacing.png")
-
-
-def line(*texts: str) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def said(row: Result) -> str:

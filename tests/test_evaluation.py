@@ -323,3 +323,17 @@ def test_a_cell_is_computed_anew_for_another_head_or_another_painted_order(pipe,
     assert work.name(plain) == before[1]
     with pytest.raises(ImageError, match="there is no file 'zigzag'"):
         work.check(Cell("noise", "square", OURS, Settings(schedule="zigzag"), 4))
+
+
+def test_compiling_is_asked_for_on_the_command_line(tiny_model, tmp_path, monkeypatch):
+    asked = []
+
+    def prepare(self, device, precision, *, compiled):
+        asked.append(compiled)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(AsyncPatchPipeline, "prepare", prepare)
+    told = ["evaluate", "--model", str(tiny_model), "--data", "shapes", "-o", str(tmp_path / "out")]
+    for more in ([], ["--compile"]):
+        assert "enough" in CliRunner().invoke(app, told + more).output
+    assert asked == [False, True]

@@ -66,8 +66,7 @@ class _Doubting:
     def _surest(self, share: float, t: Tensor, out: Denoised | None) -> Tensor:
         """True in a share of each picture's patches that are not finished: those with the least doubt, [B, 1, H, W]."""
         doubt = self._doubt(t, out)
-        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
-        return self._spread(rank < (share * doubt.isfinite().sum((2, 3), keepdim=True) + 1e-6).floor(), t)
+        return self._spread(_rank(doubt) < (share * doubt.isfinite().sum((2, 3), keepdim=True) + 1e-6).floor(), t)
 
     def _pooled(self, field: Tensor) -> Tensor:
         """The mean over each patch; patches at the right and the bottom may be cut short."""
@@ -77,6 +76,11 @@ class _Doubting:
 
     def _spread(self, values: Tensor, like: Tensor) -> Tensor:
         return fields.spread(values, self.patch, *like.shape[2:])
+
+
+def _rank(values: Tensor) -> Tensor:
+    """Of each value among those of its picture, [B, 1, rows, columns]: 0 for the least."""
+    return values.flatten(1).argsort(1).argsort(1).view_as(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +194,7 @@ class Sequential(_Adaptive):
         done, steps, due = self._standing(k, t)
         waits = self._pooled(((done == 0) & (start > 0)).float()) > 0
         doubt = torch.where(waits, self._doubt(t, out), torch.inf)
-        rank = doubt.flatten(1).argsort(1).argsort(1).view_as(doubt)
-        moves = ((done > 0) & (done < steps)) | self._spread(waits & (rank < due), t)
+        moves = ((done > 0) & (done < steps)) | self._spread(waits & (_rank(doubt) < due), t)
         return torch.where(moves & (start > 0), start * (1.0 - (done + 1) / steps).clamp_min(0.0), t)
 
     def _standing(self, k: int, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:

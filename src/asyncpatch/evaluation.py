@@ -363,7 +363,7 @@ class AsTheyAre(torch.nn.Module):
 
 class Likeness:
     """How far sets of pictures are from a fixed one, by their features: [N, d] of the fixed one, [M, d] of others.
-    Computed on ``device``, but for the last of the Fréchet distance, which is as quick on the CPU."""
+    Computed on ``device``, but for the eigenvalues of the Fréchet distance, which are the CPU's."""
 
     def __init__(self, real: Tensor, device: torch.device | str = "cpu") -> None:
         device = torch.device("cpu") if torch.device(device).type == "mps" else device  # which has no float64

@@ -53,7 +53,7 @@ class Guided:
         weight = _for_each("weight", self.weight, z) if isinstance(self.weight, Tensor) else self.weight
         batch = len(z)
         weak_z, weak_t, weak_cond = self.weaken(Question(z, t, cond))
-        if weak_cond is None and cond is not None and not any(each is not None for each in cond[:-1]):
+        if weak_cond is None and cond is not None and all(each is None for each in cond._replace(wanted=None)):
             weak_cond = cond  # the loop's own, which says where an answer is wanted
         if (cond is None) != (weak_cond is None):
             raise ValueError(

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncpatch import checks
-from asyncpatch.models.film import time_features
+from asyncpatch.models.film import pooled_features
 from asyncpatch.models.layers import Block, Norm, doubled
 
 _AT_ONCE = 1 << 14
@@ -116,9 +116,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, hole: Tensor) -> Tensor:
         h = self.conv_in(torch.where(hole > 0, 0.0, x).to(self.conv_in.weight.dtype, memory_format=torch.channels_last))
-        for scale, (blocks, phi) in enumerate(
-            zip(self.scales, _features(hole, len(self.scales), h.dtype), strict=True)
-        ):
+        phis = pooled_features(hole, len(self.scales), h.dtype)
+        for scale, (blocks, phi) in enumerate(zip(self.scales, phis, strict=True)):
             h = functional.avg_pool2d(h, 2) if scale else h
             for block in blocks:
                 h = block(h, phi)
@@ -142,20 +141,12 @@ class Decoder(nn.Module):
     def forward(self, q: Tensor, hole: Tensor) -> Tensor:
         """``hole`` is that of the picture, so 4 times as large as q."""
         h = self.conv_in(q.to(self.conv_in.weight.dtype, memory_format=torch.channels_last))
-        phis = _features(hole, len(self.scales), h.dtype)[::-1]
+        phis = pooled_features(hole, len(self.scales), h.dtype)[::-1]
         for scale, (blocks, phi) in enumerate(zip(self.scales, phis, strict=True)):
             h = self.enlarge[scale - 1](doubled(h)) if scale else h
             for block in blocks:
                 h = block(h, phi)
         return self.conv_out(functional.silu(self.norm(h)))
-
-
-def _features(hole: Tensor, scales: int, dtype: torch.dtype) -> list[Tensor]:
-    """Of the hole, at every scale, the finest first."""
-    phi = [time_features(hole).to(dtype, memory_format=torch.channels_last)]
-    for _ in range(scales - 1):
-        phi.append(functional.avg_pool2d(phi[-1], 2))
-    return phi
 
 
 class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]

@@ -43,6 +43,15 @@ def time_features(t: Tensor) -> Tensor:
     return torch.cat([(math.pi * k_t * t).cos(), (math.pi * k_u * (a / (a + b))).cos()], 1)
 
 
+def pooled_features(t: Tensor, scales: int, dtype: torch.dtype) -> list[Tensor]:
+    """Equation (4) at every scale, the finest first, each half as large as the one before; for one time per picture
+    [B, 1, 1, 1] the same at all."""
+    phi = [time_features(t).to(dtype, memory_format=torch.channels_last)]
+    for _ in range(scales - 1):
+        phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
+    return phi
+
+
 def rms_norm(h: Tensor) -> Tensor:
     """Equation (1) for [B, C, H, W], in float32."""
     h = h.float()
@@ -82,8 +91,10 @@ class FiLM(nn.Module):
 
     def forward(self, h: Tensor, phi: Tensor, label: Tensor | None = None) -> Tensor:
         """``phi`` [B, K, H, W], or [B, K, 1, 1] for one time per picture; ``label`` [B, label_features], or none."""
+        if (self.label is None) != (label is None):
+            raise ValueError("a label must be told where there are features for it, and nowhere else")
         g = h.new_zeros(len(h), 2, h.shape[1])
-        if self.label is not None and label is not None:
+        if self.label is not None:
             g = self.label(label).unflatten(1, (2, h.shape[1]))
         if phi.shape[2:] == (1, 1):
             series = phi.to(h.dtype).float().view(len(h), 1, -1, 1) * self.weight.to(h.dtype).float()  # [B, 2, K, C]

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from asyncpatch import checks
-from asyncpatch.models.film import time_features
+from asyncpatch.models.film import pooled_features
 from asyncpatch.models.layers import Block, Norm, doubled, zeroed
 
 HEAD = 64
@@ -235,9 +235,7 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
         dtype = self.conv_in.weight.dtype
         h = self.conv_in(seen.to(dtype, memory_format=torch.channels_last))
-        phi = [time_features(t).to(h.dtype, memory_format=torch.channels_last)]
-        for _ in self.down[1:]:
-            phi.append(functional.avg_pool2d(phi[-1], 2) if phi[-1].shape[2:] != (1, 1) else phi[-1])
+        phi = pooled_features(t, len(self.down), h.dtype)
         names = torch.full((len(z),), -1, device=z.device) if label is None else label
         self._check_label(names, len(z))
         g = self.label(torch.where(names < 0, self.config.labels, names))

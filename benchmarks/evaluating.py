@@ -1,0 +1,36 @@
+"""What the benchmarks that evaluate models have in common."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from asyncpatch.data.store import open_split
+from asyncpatch.evaluation import Evaluation
+from asyncpatch.metrics import LPIPS, lpips_file
+from asyncpatch.pipelines import AsyncPatchPipeline
+
+SET = "held out"
+"""What the set of held-out pictures is called."""
+
+
+def opened(model: Path, folder: Path, given: argparse.Namespace) -> Evaluation:
+    """An evaluation of a model on ``given.data``, into a folder; with ``given.quick`` of whatever there is."""
+    pipeline = AsyncPatchPipeline.from_pretrained(model).prepare(compiled=torch.cuda.is_available())
+    side = pipeline.model.resolution
+    held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
+    if training is None or (held is None and not given.quick):
+        raise ValueError(f"{given.data} needs a training and a validation split")
+    weights = given.lpips or lpips_file()
+    if weights is None and not given.quick:
+        raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")
+    lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
+    sets = {SET: held if held is not None else training}
+    return Evaluation(pipeline, folder, sets, training, lpips, 40 if given.quick else 20_000)
+
+
+def line(*texts: str) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(texts)} |"
