@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncpatch import fields
-from asyncpatch.adaptive import SCHEDULES
+from asyncpatch.adaptive import schedule_from
 from asyncpatch.evaluation import Counted
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
@@ -57,7 +57,9 @@ def runs(window: int, process: Process, quick: bool, device: torch.device) -> di
     patches = int(order.max()) + 1
 
     def closed(name: str, start: Tensor, calls: int) -> Schedule:
-        return SCHEDULES[name](process, start, calls)
+        make = schedule_from(name)
+        assert make is not None
+        return make(process, start, calls)
 
     return {
         f"raster, {side}x{side}, {patches} patches of {steps} steps": (whole, autoregressive(order, steps)),

@@ -4,9 +4,9 @@
     python benchmarks/pacing.py tables -o OUT
 
 ``evaluate`` makes 2,000 new pictures, and fills square holes in as many held-out ones, by each of WAYS in each of CALLS
-questions a picture, without guidance; and 1,000 new pictures by each of ORDERED. The model needs a head that says how
-sure it is (asyncpatch train-uncertainty). Cells are kept, and may be computed by several processes. ``tables`` writes
-OUT/pacing.md and OUT/pacing.png from whatever is there. ``--quick`` shows that it works, on a CPU.
+questions a picture, and by each of VARIANTS in few; and makes 1,000 by each of ORDERED. The model needs a head that
+says how sure it is (asyncpatch train-uncertainty). Cells are kept, and may be computed by several processes. ``tables``
+writes OUT/pacing.md and OUT/pacing.png from whatever is there. ``--quick`` shows that it works, on a CPU.
 """
 
 from __future__ import annotations
@@ -38,6 +38,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "surest patch next": {"schedule": "sequential"},
     "look-ahead": {"schedule": "lookahead"},
 }
+FEW = 64
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paced half as much, multistep": {"schedule": "paced:0.5", "solver": "multistep"},
+    "paced three times as much, multistep": {"schedule": "paced:3", "solver": "multistep"},
+    "dual, two substeps, multistep": {"schedule": "dual:2", "solver": "multistep"},
+    "surest patch next, more overlap, multistep": {"schedule": "sequential:0.98", "solver": "multistep"},
+    "look-ahead, multistep": {"schedule": "lookahead", "solver": "multistep"},
+    "DDIM, input guidance 1": {"input_guidance": 1.0},
+    "multistep, input guidance 1": {"input_guidance": 1.0, "solver": "multistep"},
+}
+"""Up to FEW calls. Guidance where something is known."""
 HOLES = "square"
 ORDER = "order.png"
 ORDERED: dict[str, dict[str, Any]] = {
@@ -52,19 +63,25 @@ ORDERED: dict[str, dict[str, Any]] = {
 
 
 def settings(name: str, calls: int, batch: int) -> Settings:
-    """By one of WAYS in so many questions."""
-    how = Settings(**WAYS[name], batch=batch)
+    """By one of WAYS or VARIANTS in so many questions."""
+    how = Settings(**(WAYS | VARIANTS)[name], batch=batch)
     return replace(how, steps=calls // how.questions)
 
 
 def cells(quick: bool, batch: int, order: Path) -> Iterator[tuple[str, Cell]]:
+    """All there is to compute; first what tells most for its time."""
     many, some = (10, 10) if quick else (2000, 1000)
-    for calls in CALLS[:1] if quick else CALLS:
-        for name in WAYS:
-            for what in (SAMPLES, HOLES):
-                yield name, Cell(SET, what, OURS, settings(name, calls, batch), many)
-    for name, how in ORDERED.items():
-        made = Settings(**{**how, "batch": batch})
+    few, more = (
+        ([8], []) if quick else ([each for each in CALLS if (each <= FEW) == wanted] for wanted in (True, False))
+    )
+    for named, budgets in ((WAYS, few), (VARIANTS, few), (WAYS, more)):
+        for calls in budgets:
+            for name in named:
+                how = settings(name, calls, batch)
+                for what in (HOLES,) if how.input_guidance else (SAMPLES, HOLES):
+                    yield name, Cell(SET, what, OURS, how, many)
+    for name, given in ORDERED.items():
+        made = Settings(**{**given, "batch": batch})
         if made.schedule == ORDER:
             made = replace(made, schedule=str(order))
         yield name, Cell(SET, SAMPLES, OURS, replace(made, steps=made.steps // 32) if quick else made, some)
@@ -111,7 +128,7 @@ def tables(given: argparse.Namespace) -> None:
     ordered: list[tuple[str, Result]] = []
     for name, cell in cells(given.quick, given.batch, given.output / ORDER):
         row = one(cell)
-        if row is not None and name in WAYS:
+        if row is not None and name not in ORDERED:
             grid[cell.what].setdefault(name, {})[cell.settings.steps * cell.settings.questions] = row
         elif row is not None:
             ordered.append((name, row))
@@ -147,6 +164,8 @@ def plot(grid: dict[str, dict[str, dict[int, Result]]], file: Path) -> None:
               (HOLES, "lpips", "holes: LPIPS"))  # fmt: skip
     for axes, (what, key, title) in zip(figure.subplots(1, 3), panels, strict=True):
         for name, rows in grid[what].items():
+            if name not in WAYS:
+                continue
             points = [(count, row[key][0] if key == "lpips" else row[key]) for count, row in rows.items() if key in row]
             if points:
                 axes.plot(*zip(*sorted(points), strict=True), "o-", label=name, markersize=3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from asyncpatch.adaptive import SCHEDULES, Dual, Effort, LookAhead, Paced, Sequential
+from asyncpatch.adaptive import SCHEDULES, Dual, Effort, LookAhead, Paced, Sequential, schedule_from
 from asyncpatch.oracle import gaussian, gaussian_field
 from asyncpatch.parameterization import structureless
 from asyncpatch.process import RectifiedFlow
@@ -211,18 +211,32 @@ def test_what_is_finished_or_waits_is_not_needed(name, generator):
     assert min(shares) < 0.95
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*SCHEDULES, "paced:3", "dual:2", "sequential:0.5"])
 def test_a_number_of_questions_is_kept(name, generator):
     hole = torch.zeros(2, 1, 40, 64)
     hole[0, :, 4:30, 7:50], hole[1, :, 8:12, 8:12] = 1.0, 0.5
     for start in (torch.ones(1, 1, 64, 64), hole):
         for calls in (1, 2, 7, 16, 32, 100, 250):
-            schedule, asked = SCHEDULES[name](FLOW, start, calls), []
+            schedule, asked = schedule_from(name)(FLOW, start, calls), []
             logvar = torch.randn(len(start), 1, *start.shape[2:], generator=generator)
             z = torch.zeros(len(start), 3, *start.shape[2:])
             sample(says(logvar), schedule, z, step=ddim(FLOW), callback=lambda visit, to=asked: to.append(visit.t))
             assert len(asked) == calls
             assert torch.equal(asked[0], start)
+
+
+def test_a_name_may_carry_a_number():
+    assert schedule_from("paced:3")(FLOW, 1.0, 8) == Paced(process=FLOW, calls=8, strength=3.0, lead=4.0)
+    assert schedule_from("paced")(FLOW, 1.0, 8) == Paced(process=FLOW, calls=8)
+    assert schedule_from("dual:2")(FLOW, 1.0, 8) == Dual(process=FLOW, calls=8, substeps=2)
+    assert schedule_from("dual")(FLOW, 1.0, 8) == Dual(process=FLOW, calls=8)
+    assert schedule_from("sequential:0.5")(FLOW, 1.0, 8) == Sequential(process=FLOW, calls=8, overlap=0.5)
+    assert schedule_from("sequential")(FLOW, 1.0, 8) == Sequential(process=FLOW, calls=8)
+    assert schedule_from("synchronous") is None
+    assert schedule_from("C:/order.png") is None
+    for wrong in ("paced:", "paced:fast", "paced:-1", "dual:0", "dual:1.5", "sequential:2"):
+        with pytest.raises(ValueError, match=f"schedule '{wrong}': "):
+            schedule_from(wrong)
 
 
 def test_sequential_gives_every_picture_its_own_pace():

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from asyncpatch import checks, fields
 from asyncpatch.parameterization import from_x, structureless
-from asyncpatch.process import Process, check_process
+from asyncpatch.process import Process, RectifiedFlow, check_process
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Visit
 
 
@@ -241,12 +241,33 @@ class LookAhead(_Doubting):
         return out._replace(x=torch.where(sure, out.x, again.x))
 
 
-SCHEDULES: dict[str, Callable[[Process, Tensor, int], Schedule]] = {
-    "paced": lambda process, hole, calls: Paced(process=process, hole=hole, calls=calls),
-    "dual": lambda process, hole, calls: Dual(process=process, hole=hole, calls=calls),
-    "sequential": lambda process, hole, calls: Sequential(process=process, hole=hole, calls=calls),
+Make = Callable[[Process, Tensor | float, int], Schedule]
+"""For a process, the times that tokens start from ([B, 1, H, W] or one for all), and a number of questions."""
+
+SCHEDULES: dict[str, tuple[Callable[..., Schedule], Callable[[str], dict[str, Any]]]] = {
+    "paced": (Paced, lambda number: {"strength": float(number), "lead": 1.0 + float(number)}),
+    "dual": (Dual, lambda number: {"substeps": int(number)}),
+    "sequential": (Sequential, lambda number: {"overlap": float(number)}),
 }
-"""By name: for a process, the times that tokens start from [B, 1, H, W], and a number of questions."""
+"""By name; and what a number after the name means."""
+
+
+def schedule_from(name: str) -> Make | None:
+    """One of SCHEDULES, as in ``paced`` or ``paced:3``; None if it is none of them."""
+    kind, colon, number = name.partition(":")
+    if kind not in SCHEDULES:
+        return None
+    schedule, options_from = SCHEDULES[kind]
+
+    def make(process: Process, hole: Tensor | float, calls: int) -> Schedule:
+        return schedule(process=process, hole=hole, calls=calls, **options)
+
+    try:
+        options = options_from(number) if colon else {}
+        make(RectifiedFlow(), 1.0, 1)
+    except ValueError as error:
+        raise ValueError(f"schedule {name!r}: {error}") from None
+    return make
 
 
 class Effort:

@@ -45,7 +45,7 @@ from asyncpatch.metrics import (
 )
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
-from asyncpatch.pipelines import DOUBTING, AsyncPatchPipeline, Made, Plan, Task
+from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task, doubts
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
 from asyncpatch.sampling import generators
 from asyncpatch.settings import SYNCHRONOUS, Settings
@@ -123,7 +123,7 @@ class Evaluation:
         del told["settings"]["batch"]  # it changes no figure
         parts = [json.dumps(told, sort_keys=True), self._model, "" if store is None else _mark(store)]
         schedule, head = cell.settings.schedule, self.pipeline.uncertainty
-        if schedule in DOUBTING and head is not None:
+        if doubts(schedule) and head is not None:
             parts.append(_weights(head))
         if Path(schedule).is_file():
             parts.append(hashlib.sha256(Path(schedule).read_bytes()).hexdigest())

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from asyncpatch import checks, fields, images
-from asyncpatch.adaptive import SCHEDULES, LookAhead
+from asyncpatch.adaptive import SCHEDULES, LookAhead, schedule_from
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
@@ -33,14 +33,12 @@ from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precisio
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise, Schedule
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, LOOK_AHEAD, SYNCHRONOUS, Settings, solver_for_new
 from asyncpatch.steps import ddim, heun, multistep
 
 SHIPPED = "asyncpatch-64"
 ORDERS = {"raster": fields.raster_order, "spiral": fields.spiral_order}
-DOUBTING = (*SCHEDULES, LOOK_AHEAD)
-"""Schedules that ask how sure the network is."""
 _PIXELS_AT_ONCE = 1 << 24
 
 
@@ -71,8 +69,8 @@ class Plan:
         if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
             raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
         name = self.settings.schedule
-        if name not in (SYNCHRONOUS, *DOUBTING) and _ordered(name) is None and not Path(name).is_file():
-            known = ", ".join((SYNCHRONOUS, *ORDERS, *DOUBTING))
+        if name != SYNCHRONOUS and not doubts(name) and _ordered(name) is None and not Path(name).is_file():
+            known = ", ".join((SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD))
             raise ImageError(
                 f"schedule must be {known}, raster:16 (patches of so many pixels) or a picture file; there is no file "
                 f"{name!r}"
@@ -405,16 +403,13 @@ class AsyncPatchPipeline(DiffusionPipeline):
                 denoiser = LookAhead(denoiser=denoiser, process=model.process)
             return denoiser
 
-        def leading(start: Tensor, steps: int) -> Schedule:
-            return SCHEDULES[how.schedule](model.process, start, steps)
-
-        doubts = how.schedule in DOUBTING
+        leading = schedule_from(how.schedule)
         step = {"multistep": multistep, "heun": heun}.get(how.solver, partial(ddim, eta=how.eta))
         return Completion(
-            denoiser=self.denoiser(how.batch, doubts=doubts), process=model.process, step=step(model.process),
-            make=leading if how.schedule in SCHEDULES else None, window=model.resolution, steps=how.steps,
-            refine=how.refine, batch=how.batch, pace=how.pace, rings=plan.rings, wrap=plan.wrap, prepare=guided,
-            callback=callback,
+            denoiser=self.denoiser(how.batch, doubts=doubts(how.schedule)), process=model.process,
+            step=step(model.process), make=None if leading is None else partial(leading, model.process),
+            window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, pace=how.pace,
+            rings=plan.rings, wrap=plan.wrap, prepare=guided, callback=callback,
         )  # fmt: skip
 
 
@@ -428,6 +423,11 @@ def shipped_model() -> Path:
         "this copy of asyncpatch carries no trained model. Name the folder of one (--model, or from_pretrained): "
         "'asyncpatch train' leaves one in the run's folder, under model"
     )
+
+
+def doubts(schedule: str) -> bool:
+    """Whether a schedule of that name asks how sure the network is."""
+    return schedule == LOOK_AHEAD or schedule_from(schedule) is not None
 
 
 def _guided(settings: dict[str, Any]) -> Settings:
@@ -472,7 +472,7 @@ def _ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name = plan.settings.schedule
-    if name in (SYNCHRONOUS, *DOUBTING):
+    if name == SYNCHRONOUS or doubts(name):
         return None
     known = _ordered(name)
     if known is not None:
