@@ -2,11 +2,14 @@
 
     python benchmarks/pacing.py evaluate --data SET -o OUT --lpips FILE [--model FOLDER] [--shard i/n]
     python benchmarks/pacing.py tables -o OUT
+    python benchmarks/pacing.py explain [--model FOLDER]
 
 ``evaluate`` makes 2,000 new pictures, and fills square holes in as many held-out ones, by each of WAYS in each of CALLS
 questions a picture, and by each of VARIANTS in few; and makes 1,000 by each of ORDERED. The model needs a head that
 says how sure it is (asyncpatch train-uncertainty). Cells are kept, and may be computed by several processes. ``tables``
 writes OUT/pacing.md and OUT/pacing.png from whatever is there. ``--quick`` shows that it works, on a CPU.
+``explain`` compares doubt with what a larger step costs: along 8 synchronous steps of DDIM, of each patch of 8 pixels,
+how far one step leads astray from two of half its size.
 """
 
 from __future__ import annotations
@@ -20,11 +23,17 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from asyncpatch.cli.pictures import shard_from
 from asyncpatch.evaluation import OURS, SAMPLES, Cell, Result
-from asyncpatch.pipelines import shipped_model
+from asyncpatch.parameterization import structureless
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.protocols import Cond, Visit
+from asyncpatch.sampling import draw_noise, generators
 from asyncpatch.settings import Settings
+from asyncpatch.steps import ddim
 from evaluating import SET, line, opened
 
 CALLS = (8, 16, 32, 64, 128, 250)
@@ -50,6 +59,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Up to FEW calls. Guidance where something is known."""
 HOLES = "square"
+PANELS = (
+    (SAMPLES, "frechet", "New pictures: Fréchet distance"),
+    (HOLES, "lpips", "Square holes: LPIPS"),
+    (HOLES, "frechet", "Square holes: Fréchet distance"),
+)
+"""In the features of EfficientNet-Lite0 (no FID)."""
 ORDER = "order.png"
 ORDERED: dict[str, dict[str, Any]] = {
     "synchronous, 256 calls": {"steps": 256},
@@ -134,12 +149,15 @@ def tables(given: argparse.Namespace) -> None:
             ordered.append((name, row))
     calls = sorted({count for kinds in grid.values() for rows in kinds.values() for count in rows})
     lines: list[str] = []
-    for what, title in ((SAMPLES, "New pictures: Fréchet distance (EfficientNet-Lite0; no FID)"),
-                        (HOLES, "Square holes: LPIPS, and Fréchet distance of the filled pictures")):  # fmt: skip
-        lines += [f"{title}, by network calls:", "", line("way", *(f"{count:,}" for count in calls))]
-        lines.append(line(*["---"] * (len(calls) + 1)))
-        for name, rows in grid[what].items():
-            lines.append(line(name, *(said(rows[count]) if count in rows else "" for count in calls)))
+    for what, key, title in PANELS:
+        told = {name: {count: row for count, row in rows.items() if key in row} for name, rows in grid[what].items()}
+        spread = [row[key][1] for rows in told.values() for row in rows.values() if key == "lpips"]
+        lines += [f"{title}{f' (each ± {max(spread):.4f})' if spread else ''}, by network calls:", ""]
+        lines += [line("way", *(f"{count:,}" for count in calls)), line(*["---"] * (len(calls) + 1))]
+        for name, rows in told.items():
+            figures = [f"{value(rows[count], key):.{4 if key == 'lpips' else 2}f}" if count in rows else ""
+                       for count in calls]  # fmt: skip
+            lines.append(line(name, *figures))
         lines.append("")
     if ordered:
         lines += ["In an order:", "", line("order", "calls", "Fréchet", "kernel distance x 1000"), line(*["---"] * 4)]
@@ -151,44 +169,76 @@ def tables(given: argparse.Namespace) -> None:
     plot(grid, given.output / "pacing.png")
 
 
-def said(row: Result) -> str:
-    distance = f"{row['frechet']:.2f}"
-    return distance if "lpips" not in row else f"{row['lpips'][0]:.4f} ± {row['lpips'][1]:.4f}, {distance}"
+def value(row: Result, key: str) -> float:
+    return float(row[key][0] if key == "lpips" else row[key])
 
 
 def plot(grid: dict[str, dict[str, dict[int, Result]]], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")
-    panels = ((SAMPLES, "frechet", "new pictures: Fréchet distance"), (HOLES, "frechet", "holes: Fréchet distance"),
-              (HOLES, "lpips", "holes: LPIPS"))  # fmt: skip
-    for axes, (what, key, title) in zip(figure.subplots(1, 3), panels, strict=True):
+    for axes, (what, key, title) in zip(figure.subplots(1, 3), PANELS, strict=True):
         for name, rows in grid[what].items():
-            if name not in WAYS:
-                continue
-            points = [(count, row[key][0] if key == "lpips" else row[key]) for count, row in rows.items() if key in row]
-            if points:
-                axes.plot(*zip(*sorted(points), strict=True), "o-", label=name, markersize=3)
-        axes.set(title=title, xlabel="network calls", xscale="log")
+            points = sorted((count, value(row, key)) for count, row in rows.items() if key in row)
+            if name in WAYS and points:
+                axes.plot(*zip(*points, strict=True), "o-", label=name, markersize=3)
+        axes.set(title=title, xlabel="network calls", xscale="log", yscale="log" if what == SAMPLES else "linear")
         axes.set_xticks(CALLS, [str(each) for each in CALLS])
         axes.minorticks_off()
+    figure.axes[0].set_yticks((25, 30, 40, 60, 100, 200), ("25", "30", "40", "60", "100", "200"))
     figure.axes[0].legend(fontsize=8)
     figure.savefig(file, dpi=120)
 
 
+@torch.no_grad()
+def explain(given: argparse.Namespace) -> None:
+    pipeline = AsyncPatchPipeline.from_pretrained(given.model or shipped_model()).prepare()
+    model, device, count, steps = pipeline.model, pipeline.unet.device, 4 if given.quick else 24, 8
+    z = draw_noise(torch.empty(count, 3, *[model.resolution] * 2), generators(range(count))).to(device)
+    cond = Cond(label=torch.arange(count, device=device) * max(1, len(model.labels)) // count)
+    move = ddim(model.process)
+
+    def by_patch(field: Tensor) -> Tensor:
+        return functional.avg_pool2d(field, 8).flatten(1)
+
+    def rank(values: Tensor) -> Tensor:
+        return values.argsort(1).argsort(1).float()
+
+    def moved(now: Visit, s: Tensor) -> Tensor:
+        return move(model.denoiser, now, s, lambda: torch.zeros_like(z), None)
+
+    print("\n".join([line("time", "error of a step", "rank correlation with doubt", "surest 2/5 over others"),
+                     line(*["---"] * 4)]))  # fmt: skip
+    for k in range(steps):
+        t, half, s = (torch.full_like(z[:, :1], 1.0 - (k + part) / steps) for part in (0.0, 0.5, 1.0))
+        now = Visit(z, t, model.doubting(z, t, cond))
+        assert now.out is not None
+        assert now.out.logvar is not None
+        middle, z = moved(now, half), moved(now, s)
+        error = by_patch((z - moved(Visit(middle, half, model.denoiser(middle, half, cond)), s)).square().mean(1, True))
+        doubt = by_patch(now.out.logvar - structureless(model.process, t))
+        centred = [rank(each) - rank(each).mean() for each in (error, doubt)]
+        correlation = functional.cosine_similarity(*centred).mean()
+        sure = rank(doubt) < 0.4 * doubt.shape[1]
+        ratio = (error[sure].mean() / error[~sure].mean()).sqrt()
+        print(
+            line(f"{1 - k / steps:.3f}", f"{error.mean().sqrt():.4f}", f"{correlation:.2f}", f"{ratio:.2f}"), flush=True
+        )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("evaluate", "tables"))
+    options.add_argument("what", choices=("evaluate", "tables", "explain"))
     options.add_argument("--data", default="shapes")
     options.add_argument("--model", type=Path)
-    options.add_argument("-o", "--output", type=Path, required=True)
+    options.add_argument("-o", "--output", type=Path, default=Path("pacing"))
     options.add_argument("--lpips", type=Path)
     options.add_argument("--cache", type=Path)
     options.add_argument("--batch", type=int, default=250)
     options.add_argument("--shard", default="1/1")
     options.add_argument("--quick", action="store_true")
     given = options.parse_args()
-    {"evaluate": evaluate, "tables": tables}[given.what](given)
+    {"evaluate": evaluate, "tables": tables, "explain": explain}[given.what](given)
 
 
 if __name__ == "__main__":

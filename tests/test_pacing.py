@@ -11,7 +11,7 @@ from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.process import RectifiedFlow
 
 
-@pytest.mark.parametrize("name", pacing.WAYS)
+@pytest.mark.parametrize("name", pacing.WAYS | pacing.VARIANTS)
 def test_all_ways_ask_equally_often(name):
     for calls in pacing.CALLS:
         how = pacing.settings(name, calls, 8)
@@ -19,7 +19,8 @@ def test_all_ways_ask_equally_often(name):
 
 
 def test_it_runs_and_every_figure_is_in_its_place(tiny_model, tmp_path, capsys, monkeypatch):
-    for name, few in (("WAYS", ("DDIM", "Heun", "dual")), ("ORDERED", tuple(pacing.ORDERED)[3:5])):
+    chosen = ("WAYS", ("DDIM", "Heun", "dual")), ("VARIANTS", ()), ("ORDERED", tuple(pacing.ORDERED)[3:5])
+    for name, few in chosen:
         monkeypatch.setattr(pacing, name, {each: getattr(pacing, name)[each] for each in few})
     folder, net = tmp_path / "model", Model.load(tiny_model).net
     head = UncertaintyHead.beside(net)
@@ -41,3 +42,8 @@ def test_it_runs_and_every_figure_is_in_its_place(tiny_model, tmp_path, capsys, 
     heun = next(each for each in text.splitlines() if each.startswith("| Heun |"))
     assert heun == f"| Heun | {distance:.2f} |"
     assert (tmp_path / "out" / "pacing.png").stat().st_size > 10_000
+    capsys.readouterr()
+    pacing.explain(given)
+    rows = [[float(each) for each in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == [pytest.approx(1 - k / 8) for k in range(8)]
+    assert all(error > 0 and -1 <= correlation <= 1 for _, error, correlation, _ in rows)

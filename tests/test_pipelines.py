@@ -230,6 +230,15 @@ def test_guidance_changes_the_answer_and_nothing_is_off(pipe):
         made(class_guidance=1.0)
 
 
+def test_a_word_stands_for_settings_and_what_is_said_beside_it_counts_more(pipe):
+    assert pipe.plan_generate(quality="fast").settings == pipe.plan_generate(steps=8).settings
+    assert pipe.plan_generate(quality="balanced").settings == pipe.plan_generate().settings
+    assert pipe.plan_inpaint(photo(), mask(), quality="best").settings.steps == 32
+    assert pipe.plan_inpaint(photo(), mask(), quality="best", steps=5).settings.steps == 5
+    with pytest.raises(ValueError, match="quality must be fast, balanced, best; got 'good'"):
+        pipe.generate(quality="good")
+
+
 def test_wrong_settings_are_named(pipe):
     with pytest.raises(TypeError, match="unknown setting 'step'; there are steps"):
         pipe.generate(step=3)
@@ -478,6 +487,15 @@ def test_mistakes_are_said_in_the_words_of_the_caller(pipe):
         pipe.generate(seed=1 << 64)
     with pytest.raises(ValueError, match="process must be one of"):
         AsyncPatchPipeline(pipe.unet, process="odd")
+
+
+def test_network_and_head_compute_in_one_precision_however_busy_the_machine_is(tiny_model, monkeypatch):
+    """Which one is quicker is measured, and may come out otherwise the next time."""
+    unet = AsyncPatchPipeline.from_pretrained(tiny_model).unet
+    found = iter([torch.float32, torch.bfloat16])
+    monkeypatch.setattr("asyncpatch.pipelines.choose_precision", lambda device, name: next(found))
+    pipe = AsyncPatchPipeline(unet, "rectified_flow", "v", 16, (), UncertaintyHead(16, 64, 16)).prepare("cpu")
+    assert {each.dtype for part in (pipe.unet, pipe.uncertainty) for each in part.parameters()} == {torch.float32}
 
 
 def test_the_surest_parts_lead_where_the_model_says_so(tiny_model, monkeypatch):

@@ -169,9 +169,10 @@ class AsyncPatchPipeline(DiffusionPipeline):
         """Move the network to a device, in a precision; "auto" is what the machine is best at. ``compiled``: for much
         work on a GPU; the first question then takes a minute or two."""
         where = choose_device(device)
+        dtype = choose_precision(where, precision)
         for part in (self.unet, self.uncertainty):
             if part is not None:
-                place(part, where, choose_precision(where, precision))
+                place(part, where, dtype)
         self._compiled = {} if compiled else None
         return self
 

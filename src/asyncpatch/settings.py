@@ -19,6 +19,14 @@ INPUT_GUIDANCE = 1.0
 """Input guidance where a part of the picture is known, unless something else is said."""
 
 
+QUALITIES: dict[str, tuple[dict[str, Any], str]] = {
+    "fast": ({"steps": 8}, "a first look"),
+    "balanced": ({"steps": 16}, "as good as hundreds of plain steps"),
+    "best": ({"steps": 32}, "twice the time, a little better"),
+}
+"""Settings that go by one word, and what there is to say of each (docs/adaptive.md has the figures)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a picture is sampled."""
@@ -58,12 +66,18 @@ class Settings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Settings:
-        """From keyword arguments; an unknown one is named."""
+        """From keyword arguments, among them ``quality``, a word of QUALITIES; an unknown one is named."""
         known = [each.name for each in fields(cls)]
         for name in given:
-            if name not in known:
-                raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}")
-        return cls(**given)
+            if name not in (*known, "quality"):
+                raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}, and quality for some of them")
+        if "quality" not in given:
+            return cls(**given)
+        given = dict(given)
+        quality = given.pop("quality")
+        if quality not in QUALITIES:
+            raise ValueError(f"quality must be {', '.join(QUALITIES)}; got {quality!r}")
+        return cls(**{**QUALITIES[quality][0], **given})
 
     @property
     def questions(self) -> int:

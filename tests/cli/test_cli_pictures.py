@@ -74,6 +74,16 @@ def test_inpainting_keeps_all_but_the_hole(here, run):
     assert names(here) == ["mask.png", "out-1.png", "out-2.png", "photo.png"]
 
 
+def test_quality_in_a_word(here, run):
+    made = []
+    for word in ([], ["--quality", "balanced"], ["--steps", "16"], ["--quality", "fast"], ["--steps", "8"]):
+        name = f"{len(made)}.png"
+        result = run("inpaint", "photo.png", "--mask", "mask.png", "--seed", 3, "-o", name, *word, quick=False)
+        assert result.exit_code == 0, result.output
+        made.append((here / name).read_bytes())
+    assert made[0] == made[1] == made[2] != made[3] == made[4]
+
+
 def test_results_have_a_name_of_their_own_where_none_is_given(here, run):
     assert run("inpaint", "photo.png", "--mask", "mask.png").exit_code == 0
     assert run("outpaint", "photo.png", "--right", 8, "-o", "some/folder").exit_code == 0

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, Settings, solver_for_new
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, Settings, solver_for_new
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -26,6 +26,10 @@ LONG = 10.0
 """Seconds: of what takes longer the estimated time is said first."""
 
 _RESULT = "Result"
+_QUALITIES = ", ".join(
+    f"{name} ({' '.join(f'{value} {what}' for what, value in settings.items())})"
+    for name, (settings, _) in QUALITIES.items()
+)
 _SHARED = [
     option("n", int, 1, typer.Option("-n", help="how many candidates", rich_help_panel=_RESULT)),
     option("output", Path | None, None, typer.Option("-o", "--output", help="file, or folder; several: NAME-1.png, ...",
@@ -38,6 +42,8 @@ _SHARED = [
                                                   rich_help_panel=_RESULT, show_default=False)),
     option("label", str | None, None, typer.Option(help="what it shows [default: the model is not told]",
                                                    rich_help_panel="Sampling", show_default=False)),
+    option("quality", str | None, None, typer.Option(help=f"{_QUALITIES} [default: balanced]",
+                                                     rich_help_panel="Sampling", show_default=False)),
     option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
                                                   rich_help_panel="Sampling", show_default=False)),
 ]  # fmt: skip
@@ -95,6 +101,8 @@ class Job:
         kinds = types_of(Settings)
         settings = {name: given.pop(name) for name in kinds}
         texts = {name: parse(name, value, kinds[name]) for name, value in settings.items() if value is not None}
+        if (quality := given.pop("quality")) is not None:
+            texts["quality"] = quality
         Settings.of(texts)  # a mistake is said before anything is read
         if given["model"]:
             check_model(given["model"])
