@@ -78,7 +78,7 @@ def imagenet256_vq() -> AutoencoderRecipe:
 
 
 def default128_vq() -> AutoencoderRecipe:
-    """A small autoencoder, 14M parameters, at 128x128, for half an hour of one GPU."""
+    """A small autoencoder, 10M parameters, at 128x128, for half an hour of one GPU."""
     return AutoencoderRecipe(
         crops=4.0,
         steps=24_000, batch=64, rate=3e-4, warmup=500, decay=0.4, adversary_start=8_000,
@@ -99,7 +99,7 @@ def smoke_vq() -> AutoencoderRecipe:
     """A tiny autoencoder at 32x32, whose pictures can be recognised after a minute on two cores."""
     return AutoencoderRecipe(
         resolution=32, width=16, multipliers=(1, 2), blocks=1, codes=256,
-        steps=250, batch=16, rate=3e-3, warmup=10, decay=0.5, ema=0.98, adversary_start=150, adversary_width=16,
+        steps=250, batch=16, rate=2e-3, warmup=10, decay=0.5, ema=0.98, adversary_start=150, adversary_width=16,
         log_every=10, save_every=50, picture_every=125,
     )  # fmt: skip
 

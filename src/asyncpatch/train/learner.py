@@ -284,7 +284,9 @@ class Learner(ABC, Generic[Told, Batch, Made]):
     def restore(self, tensor: Callable[[str], Tensor], step: int) -> None:
         """Take up the state of a checkpoint, one tensor after the other."""
         self.step = step
-        self.meter = tensor("meter").to(self.meter.device)
+        sums = tensor("meter").to(self.meter.device)
+        if len(sums) == len(self.meter):  # else other things are measured now, and means begin here
+            self.meter = sums
         self.pupil.restore(tensor, step)
         for kind, each in self.averages.items():
             for name, value in each.weights.items():
