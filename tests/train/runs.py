@@ -6,13 +6,19 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file
 
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import AutoencoderRecipe, Recipe
 
 TINY = Recipe(
     resolution=8, width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0,
     steps=6, batch=8, rate=1e-3, warmup=2, log_every=1, save_every=2, picture_every=100, device="cpu",
 )  # fmt: skip
 """For one test after the other: no pictures before the end."""
+TINY_VQ = AutoencoderRecipe(
+    resolution=32, width=8, multipliers=(1, 2), blocks=1, codes=32, holes="square", perceptual=0.0,
+    adversary_start=3, adversary_width=8,
+    steps=6, batch=8, rate=1e-3, warmup=2, log_every=1, save_every=2, picture_every=100, device="cpu",
+)  # fmt: skip
+"""The same of an autoencoder: its discriminator starts half way."""
 
 
 def write_pictures(folder, count=24, classes=("dark", "light")):
@@ -24,6 +30,19 @@ def write_pictures(folder, count=24, classes=("dark", "light")):
         (folder / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(levels).save(folder / name / f"{k:02d}.png")
     return folder
+
+
+def options_of(recipe):
+    """What a command line says for a recipe."""
+    return [
+        part
+        for name, value in recipe.to_dict().items()
+        for part in (
+            [f"--{'' if value else 'no-'}{name.replace('_', '-')}"]
+            if isinstance(value, bool)
+            else [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        )
+    ]
 
 
 def tensors_of(run, step):

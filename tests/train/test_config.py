@@ -6,18 +6,29 @@ import json
 import pytest
 
 from asyncpatch import recipes
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import AutoencoderRecipe, Recipe
 
 
-@pytest.mark.parametrize("name", recipes.ALL)
-def test_a_recipe_survives_being_written(name):
-    recipe = recipes.named(name)
-    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+@pytest.mark.parametrize(
+    "recipe",
+    [make() for make in (recipes.ALL | recipes.AUTOENCODERS).values()],
+    ids=[*recipes.ALL, *recipes.AUTOENCODERS],
+)
+def test_a_recipe_survives_being_written(recipe):
+    assert type(recipe).from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_a_recipe_of_another_kind_is_not_taken_for_one():
+    with pytest.raises(ValueError, match="another kind of network: there is no adversary here"):
+        Recipe.from_dict(recipes.smoke_vq().to_dict())
+    with pytest.raises(ValueError, match="there is no attention here"):
+        AutoencoderRecipe.from_dict(recipes.smoke().to_dict())
 
 
 def test_a_misspelt_recipe_gets_a_suggestion():
     with pytest.raises(ValueError, match="did you mean smoke"):
-        recipes.named("smok")
+        recipes.named("smok", recipes.ALL)
+    assert recipes.named("smoke_vq", recipes.AUTOENCODERS) == recipes.smoke_vq()
 
 
 def test_the_paper_states_these():
@@ -25,6 +36,9 @@ def test_the_paper_states_these():
         assert (recipe.process, recipe.prediction, recipe.times) == ("rectified_flow", "v", "asyncpatch")
         assert recipe.ema == 0.999
     assert (recipes.imagenet64_60m().steps, recipes.imagenet64_60m().batch) == (1_000_000, 512)
+    coder = recipes.imagenet256_vq()
+    assert (coder.resolution, coder.width, coder.multipliers, coder.blocks) == (256, 128, (1, 2, 4), 2)
+    assert (coder.codes, coder.latent_channels) == (8192, 3)
 
 
 def test_the_rate_rises_stays_and_falls():
@@ -61,6 +75,23 @@ def test_the_rate_rises_stays_and_falls():
 def test_what_is_wrong_is_said(wrong, said):
     with pytest.raises(ValueError, match=said):
         Recipe(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"codes": 0}, "codes must be at least 1"),
+        ({"blocks": (1, 1)}, "blocks must be of type int"),
+        ({"commitment": -0.1}, "commitment must not be negative"),
+        ({"whole": 1.1}, r"whole must lie in \[0, 1\]"),
+        ({"adversary_width": 12}, "adversary_width must be a multiple of 8"),
+        ({"resolution": 30}, "resolution must divide by 4"),
+        ({"shard": True}, "unexpected keyword"),
+    ],
+)
+def test_what_is_wrong_with_an_autoencoder_is_said(wrong, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        AutoencoderRecipe(**wrong)
 
 
 def test_every_field_can_be_set_from_text():

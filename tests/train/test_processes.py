@@ -12,25 +12,19 @@ import pytest
 import torch
 
 from asyncpatch.train import checkpoint
+from asyncpatch.train.config import Recipe
 from asyncpatch.train.watch import read_log
-from runs import TINY, losses, tensors_of
-
-OPTIONS = [
-    part
-    for name, value in TINY.to_dict().items()
-    for part in (
-        [f"--{'' if value else 'no-'}{name.replace('_', '-')}"]
-        if isinstance(value, bool)
-        else [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    )
-]
+from runs import TINY, TINY_VQ, losses, options_of, tensors_of
 
 
-def command(data, run, *more, processes=1):
+def command(data, run, *more, processes=1, recipe=TINY):
     start = [sys.executable, "-m"]
     if processes > 1:
         start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    return [*start, "asyncpatch", "train", "--recipe", "smoke", "--data", *data, "--out", str(run), *OPTIONS, *more]
+    kind = (
+        ["train", "--recipe", "smoke"] if isinstance(recipe, Recipe) else ["train-autoencoder", "--recipe", "smoke_vq"]
+    )
+    return [*start, "asyncpatch", *kind, "--data", *data, "--out", str(run), *options_of(recipe), *more]
 
 
 def ran(*args, **options):
@@ -100,6 +94,24 @@ def test_two_processes_are_one_with_the_batch_of_both(data, tmp_path):
     further = ran(data, one, "--steps", "8", "--resume")
     assert further.returncode == 0
     assert losses(sharded)[8] == pytest.approx(losses(one)[8], rel=1e-4)
+
+
+def test_two_processes_train_an_autoencoder_as_one_does(data, tmp_path):
+    """Its discriminator, how much that counts, and which codes are revived where, are those of the whole batch."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert ran(data, one, recipe=TINY_VQ).returncode == 0
+    process = ran(data, two, recipe=TINY_VQ, processes=2)
+    assert process.returncode == 0, process.stderr
+    assert "x 2" in process.stderr
+    logs = [[line for line in read_log(run) if "loss" in line] for run in (one, two)]
+    for a, b in zip(*logs, strict=True):
+        for name in a.keys() - {"pictures_per_second"}:
+            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
+    a, b = tensors_of(one, 6), tensors_of(two, 6)
+    assert a.keys() == b.keys()
+    assert any(name.startswith("adversary/adam/") for name in a)
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=1e-2, atol=1e-4), name
 
 
 def test_a_batch_that_cannot_be_shared_is_said(data, tmp_path):

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from asyncpatch import recipes
 from asyncpatch.cli.common import fail, field_options, with_options
-from asyncpatch.train.config import HeadRecipe, Recipe
+from asyncpatch.train.config import AutoencoderRecipe, HeadRecipe, Recipe, Training
 
 app = typer.Typer()
+Told = TypeVar("Told", bound=Training)
+
+
+Data = Annotated[list[str] | None, typer.Option(help="pictures to train on; may be given several times")]
+RunFolder = Annotated[Path, typer.Option("-o", "--out", help="folder of the run")]
+Init = Annotated[str | None, typer.Option(help="a model folder to start from (fine-tuning)")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")]
+Cache = Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]")]
+Minutes = Annotated[float | None, typer.Option(help="save and stop after so many minutes")]
 
 
 @app.command("train")
 @with_options(field_options(Recipe, "Recipe"))
 def train(
     recipe: Annotated[str | None, typer.Option(help=f"one of {', '.join(recipes.ALL)}")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="pictures to train on; may be given several times")] = None,
-    run: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/default"),
-    init: Annotated[str | None, typer.Option(help="a model folder to start from (fine-tuning)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint")] = False,
-    cache: Annotated[
-        Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="save and stop after so many minutes")] = None,
+    data: Data = None,
+    run: RunFolder = Path("runs/default"),
+    init: Init = None,
+    resume: Resume = False,
+    cache: Cache = None,
+    minutes: Minutes = None,
     **given: Any,
 ) -> None:
     """Train a model on your pictures.
@@ -42,6 +50,48 @@ def train(
 
     On several GPUs: python -m torch.distributed.run --nproc-per-node 8 -m asyncpatch train ...
     """
+    _train(Recipe, recipes.ALL, recipe, data, run, init, resume, cache, minutes, given)
+
+
+@app.command("train-autoencoder")
+@with_options(field_options(AutoencoderRecipe, "Recipe"))
+def train_autoencoder(
+    recipe: Annotated[str | None, typer.Option(help=f"one of {', '.join(recipes.AUTOENCODERS)}")] = None,
+    data: Data = None,
+    run: RunFolder = Path("runs/autoencoder"),
+    init: Init = None,
+    resume: Resume = False,
+    cache: Cache = None,
+    minutes: Minutes = None,
+    **given: Any,
+) -> None:
+    """Train the autoencoder of a latent model on your pictures.
+
+    As with train, every field of a recipe is an option:
+
+        asyncpatch train-autoencoder --recipe smoke_vq --data shapes --out runs/first-autoencoder
+
+        asyncpatch train-autoencoder --recipe default128_vq --data photos/ --out runs/autoencoder
+
+        asyncpatch train-autoencoder --out runs/autoencoder --resume
+
+    LPIPS is part of the loss where its weights are found ($ASYNCPATCH_LPIPS names the file).
+    """
+    _train(AutoencoderRecipe, recipes.AUTOENCODERS, recipe, data, run, init, resume, cache, minutes, given)
+
+
+def _train(
+    kind: type[Told],
+    among: dict[str, Callable[[], Told]],
+    recipe: str | None,
+    data: list[str] | None,
+    run: Path,
+    init: str | None,
+    resume: bool,
+    cache: Path | None,
+    minutes: float | None,
+    given: dict[str, Any],
+) -> None:
     from asyncpatch.data.sources import DataError
     from asyncpatch.train import run as running
     from asyncpatch.train.errors import Stopped, TrainingError
@@ -50,13 +100,13 @@ def train(
     try:
         known = read_config(run) if resume and (run / CONFIG).exists() else None
         if known is not None and recipe is None:
-            base, data, init = Recipe.from_dict(known["recipe"]), data or known["data"], init or known["init"]
+            base, data, init = kind.from_dict(known["recipe"]), data or known["data"], init or known["init"]
             cache = cache or (Path(known["cache"]) if known["cache"] else None)
         elif recipe is None:
             what = f"{run} has no run to go on with" if resume else "what should be trained?"
-            raise ValueError(f"{what}: give --recipe, one of {', '.join(recipes.ALL)}")
+            raise ValueError(f"{what}: give --recipe, one of {', '.join(among)}")
         else:
-            base = recipes.named(recipe)
+            base = recipes.named(recipe, among)
         if not data:
             raise ValueError(
                 "--data is missing: a folder of pictures, parquet files, hf:NAME, .tar shards, or 'shapes'"
@@ -85,9 +135,7 @@ def train_uncertainty(
     seed: Annotated[int, typer.Option(help="of everything random")] = HeadRecipe.seed,
     device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu")] = "auto",
     precision: Annotated[str, typer.Option(help="of the network, which stays as it is: auto, fp32 or bf16")] = "auto",
-    cache: Annotated[
-        Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]")
-    ] = None,
+    cache: Cache = None,
     force: Annotated[bool, typer.Option("--force", help="replace a head that is there")] = False,
 ) -> None:
     """Teach a trained model to say how sure it is.
@@ -122,13 +170,13 @@ def train_uncertainty(
 
 @app.command("recipes")
 def show_recipes() -> None:
-    """What each recipe sets, beside the defaults."""
-    for name, make in recipes.ALL.items():
+    """What each recipe sets, beside the defaults; the last are for train-autoencoder."""
+    for name, make in (recipes.ALL | recipes.AUTOENCODERS).items():
         recipe = make()
         first = (make.__doc__ or "").strip().splitlines()[0]
         typer.secho(name, bold=True)
         typer.echo(f"  {first}")
-        for each in fields(Recipe):
+        for each in fields(recipe):
             if getattr(recipe, each.name) != each.default:
                 typer.echo(f"  {each.name} = {getattr(recipe, each.name)}")
 
@@ -141,14 +189,20 @@ def average(
     step: Annotated[int | None, typer.Option(help="as if training had ended there [default: the last]")] = None,
 ) -> None:
     """Average a run's weights over another length, after training."""
+    from asyncpatch.models.autoencoder import Autoencoder
     from asyncpatch.models.folder import Model
     from asyncpatch.train.average import rebuild
 
     if output.exists():
         raise fail(f"{output} exists already")
     try:
-        model = Model.load(run / "model", head=False)  # a head knows these weights alone
-        model.net.load_state_dict(rebuild(run / "snapshots", sigma, step))
+        model: Model | Autoencoder
+        if Autoencoder.alone(run / "model"):
+            model = net = Autoencoder.load(run / "model")
+        else:
+            model = Model.load(run / "model", head=False)  # a head knows these weights alone
+            net = model.net
+        net.load_state_dict({**net.state_dict(), **rebuild(run / "snapshots", sigma, step)})
     except (FileNotFoundError, ValueError) as error:
         raise fail(error) from None
     model.save(output)

@@ -12,12 +12,15 @@ token knows how much of what it sums up is missing.
 By its convolutions a token sees some 30 pixels around it, so that a hole could still change the latents near it. That
 it does not is learnt: from pictures with holes, of which only what is known has to come out again.
 
+A folder of it is part of a model's: ``vae/``, as diffusers lays it out. How it is trained: ``train.autoencoder``.
+
 Diffusion goes on e, before (2): what a sampler makes of it need not be a code yet, and D rounds it to one.
 """
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,8 +31,10 @@ from torch.nn import functional
 
 from asyncpatch import checks
 from asyncpatch.models.film import pooled_features
-from asyncpatch.models.layers import Block, Norm, doubled
+from asyncpatch.models.layers import Block, Norm, Recomputing, doubled
 
+PART = "vae"
+"""The part of a model's folder that holds it."""
 _AT_ONCE = 1 << 14
 """Tokens that are compared with the codebook at a time."""
 
@@ -51,7 +56,7 @@ class Codebook(nn.Module):
     """Equation (2), and how often each code is used.
 
     ``usage`` is an average over training of each code's share of the tokens, times the number of codes: 1 where all are
-    used alike, 0 where a code is dead.
+    used alike, 0 where a code is dead, as all are at first.
     """
 
     usage: Tensor
@@ -59,7 +64,7 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int) -> None:
         super().__init__()
         self.codes = nn.Parameter(torch.empty(codes, channels).uniform_(-1.0, 1.0))
-        self.register_buffer("usage", torch.ones(codes))
+        self.register_buffer("usage", torch.zeros(codes))
 
     @torch.no_grad()
     def nearest(self, e: Tensor) -> Tensor:
@@ -71,34 +76,43 @@ class Codebook(nn.Module):
 
     def forward(self, e: Tensor) -> Quantized:
         batch, channels, height, width = e.shape
-        flat = e.permute(0, 2, 3, 1).reshape(-1, channels).float()
-        index = self.nearest(flat)
-        q = functional.embedding(index, self.codes).float()
-        codebook = (flat.detach() - q).square().mean()
-        commitment = (flat - q.detach()).square().mean()
-        through = flat + (q - flat).detach()
+        with torch.autocast(e.device.type, enabled=False):  # in bfloat16 a neighbour would often be taken for nearest
+            flat = e.permute(0, 2, 3, 1).reshape(-1, channels).float()
+            index = self.nearest(flat)
+            q = functional.embedding(index, self.codes).float()
+            codebook = (flat.detach() - q).square().mean()
+            commitment = (flat - q.detach()).square().mean()
+            through = flat + (q - flat).detach()
         shaped = through.view(batch, height, width, channels).permute(0, 3, 1, 2)
         return Quantized(shaped.to(e.dtype), index.view(batch, height, width), codebook, commitment)
 
     @torch.no_grad()
-    def count(self, numbers: Tensor, decay: float = 0.99) -> None:
-        """Take note of what a batch used."""
-        counts = torch.bincount(numbers.flatten(), minlength=len(self.codes))
-        share = counts.float() * len(self.codes) / numbers.numel()
-        self.usage.lerp_(share, 1.0 - decay)
+    def shares(self, numbers: Tensor) -> Tensor:
+        """What a batch used: ``usage`` as it would be of this batch alone."""
+        once = torch.ones(numbers.numel(), device=numbers.device)
+        counts = torch.zeros_like(self.usage).scatter_add_(0, numbers.flatten(), once)  # bincount would wait
+        return counts * len(self.codes) / numbers.numel()
 
     @torch.no_grad()
-    def revive(self, e: Tensor, generator: torch.Generator, least: float = 0.01) -> Tensor:
-        """Move codes that are hardly used to where something was encoded, e [B, d, h, w]; returns how many."""
+    def note(self, shares: Tensor, decay: float = 0.99) -> None:
+        """Go on averaging with the ``shares`` of a batch."""
+        self.usage.lerp_(shares, 1.0 - decay)
+
+    def perplexity(self) -> Tensor:
+        """How many codes, used alike, would be as hard to guess as those in use."""
+        share = self.usage / self.usage.sum()
+        return (-torch.xlogy(share, share).sum()).exp()
+
+    @torch.no_grad()
+    def revive(self, places: Tensor, least: float = 0.01) -> Tensor:
+        """Move codes that are hardly used to ``places`` [codes, d], at which something was encoded; returns which."""
         dead = self.usage < least
-        flat = e.permute(0, 2, 3, 1).reshape(-1, e.shape[1]).float()
-        chosen = torch.randint(len(flat), (len(self.codes),), generator=generator, device=flat.device)
-        self.codes.copy_(torch.where(dead[:, None], flat[chosen], self.codes))
-        self.usage.copy_(torch.where(dead, 1.0, self.usage))
-        return dead.sum()
+        self.codes.copy_(torch.where(dead[:, None], places, self.codes))
+        self.usage.masked_fill_(dead, 1.0)
+        return dead
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module, Recomputing):
     """Equation (1)."""
 
     def __init__(
@@ -120,11 +134,11 @@ class Encoder(nn.Module):
         for scale, (blocks, phi) in enumerate(zip(self.scales, phis, strict=True)):
             h = functional.avg_pool2d(h, 2) if scale else h
             for block in blocks:
-                h = block(h, phi)
+                h = self.run(block, h, phi)
         return self.conv_out(functional.silu(self.norm(h)))
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, Recomputing):
     """Equation (3)."""
 
     def __init__(
@@ -139,14 +153,29 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(wide[-1], out_channels, 3, padding=1)
 
     def forward(self, q: Tensor, hole: Tensor) -> Tensor:
-        """``hole`` is that of the picture, so 4 times as large as q."""
+        return self.conv_out(self.features(q, hole))
+
+    def features(self, q: Tensor, hole: Tensor) -> Tensor:
+        """What the last layer makes a picture of. ``hole`` is that of the picture, so 4 times as large as q."""
         h = self.conv_in(q.to(self.conv_in.weight.dtype, memory_format=torch.channels_last))
         phis = pooled_features(hole, len(self.scales), h.dtype)[::-1]
         for scale, (blocks, phi) in enumerate(zip(self.scales, phis, strict=True)):
             h = self.enlarge[scale - 1](doubled(h)) if scale else h
             for block in blocks:
-                h = block(h, phi)
-        return self.conv_out(functional.silu(self.norm(h)))
+                h = self.run(block, h, phi)
+        return functional.silu(self.norm(h))
+
+
+class Coded(NamedTuple):
+    """What an autoencoder makes of pictures, with all that its training looks at."""
+
+    x: Tensor
+    """Pictures again."""
+    last: Tensor
+    """What the last layer made them of; without gradients, as is e."""
+    e: Tensor
+    """Latents, before they were rounded to codes."""
+    quantized: Quantized
 
 
 class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -158,6 +187,8 @@ class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
         blocks: residual blocks at each scale.
         codes: size of the codebook.
     """
+
+    _supports_gradient_checkpointing = True
 
     @register_to_config
     def __init__(
@@ -199,6 +230,32 @@ class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
         batch, _, height, width = q.shape
         like = q.new_zeros(batch, 1, height * self.factor, width * self.factor)
         return self.decoder(q, self._hole(hole, like)).to(q.dtype).contiguous()
+
+    def forward(self, x: Tensor, hole: Tensor | None = None) -> Coded:
+        """There and back, for training."""
+        hole = self._hole(hole, x)
+        e = self.encode(x, hole)
+        quantized = self.codebook(e)
+        last = self.decoder.features(quantized.q, hole)
+        return Coded(self.decoder.conv_out(last).to(x.dtype), last.detach(), e.detach(), quantized)
+
+    def save(self, folder: Path | str) -> None:
+        """As a part of a model's folder."""
+        self.save_pretrained(Path(folder) / PART)
+
+    @classmethod
+    def load(cls, folder: Path | str, *, dtype: torch.dtype = torch.float32) -> Autoencoder:
+        """That of a folder that ``save`` wrote into."""
+        if not (Path(folder) / PART / "config.json").is_file():
+            raise FileNotFoundError(f"{folder} holds no autoencoder: it has no {PART}/config.json")
+        return cls.from_pretrained(
+            Path(folder) / PART, torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False
+        )
+
+    @staticmethod
+    def alone(folder: Path) -> bool:
+        """Whether a folder holds an autoencoder and nothing else, as its training leaves it."""
+        return [each.name for each in folder.glob("*")] == [PART]
 
     @staticmethod
     def _hole(hole: Tensor | None, like: Tensor) -> Tensor:

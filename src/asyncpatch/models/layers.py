@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from asyncpatch.models.film import FiLM, rms_norm
 
@@ -25,6 +26,17 @@ def zeroed(layer: nn.Module) -> nn.Module:
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
+
+
+class Recomputing:
+    """A network whose layers may be computed twice in training, to save memory (diffusers sets it)."""
+
+    gradient_checkpointing = False
+
+    def run(self, layer: nn.Module, *args: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.gradient_checkpointing:
+            return checkpoint(layer, *args, use_reentrant=False)
+        return layer(*args)
 
 
 class Block(nn.Module):

@@ -16,11 +16,10 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from asyncpatch import checks
 from asyncpatch.models.film import pooled_features
-from asyncpatch.models.layers import Block, Norm, doubled, zeroed
+from asyncpatch.models.layers import Block, Norm, Recomputing, doubled, zeroed
 
 HEAD = 64
 
@@ -130,7 +129,7 @@ class Trunk(NamedTuple):
         return field[..., : self.size[0], : self.size[1]]
 
 
-class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
     """Predicts x, eps or v (whatever it is trained for) from a canvas and its time field.
 
     Args:
@@ -146,7 +145,6 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """
 
     _supports_gradient_checkpointing = True
-    gradient_checkpointing = False
 
     @register_to_config
     def __init__(
@@ -246,15 +244,15 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 h = functional.avg_pool2d(h, 2)
                 skips.append(h)
             for layer in layers:
-                h = self._run(layer, h, phi[scale], g)
+                h = self.run(layer, h, phi[scale], g)
                 skips.append(h)
         for layer in self.middle:
-            h = self._run(layer, h, phi[-1], g)
+            h = self.run(layer, h, phi[-1], g)
         for step, layers in enumerate(self.up):
             if step:
                 h = self.enlarge[step - 1](doubled(h))
             for layer in layers:
-                h = self._run(layer, join(h, skips.pop()), phi[-1 - step], g)
+                h = self.run(layer, join(h, skips.pop()), phi[-1 - step], g)
         return Trunk(h, phi[0], g, (height, width))
 
     def _seen(self, z: Tensor, given: Tensor | None) -> Tensor:
@@ -281,11 +279,6 @@ class UNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
             highest = int(label.max())
             if highest >= max(self.config.labels, 1):
                 raise ValueError(f"label must be below {self.config.labels} (-1 for none), got {highest}")
-
-    def _run(self, layer: Layer, *args: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and self.gradient_checkpointing:
-            return checkpoint(layer, *args, use_reentrant=False)
-        return layer(*args)
 
 
 class Layer(nn.Module):

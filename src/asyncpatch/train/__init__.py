@@ -1,1 +1,1 @@
-"""Training: ``run.train`` runs a ``config.Recipe``; ``asyncpatch.recipes`` has recipes to start from."""
+"""Training: ``run.train`` runs a recipe of ``config``; ``asyncpatch.recipes`` has recipes to start from."""

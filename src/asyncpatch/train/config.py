@@ -1,12 +1,13 @@
-"""What a training run is told: one flat, frozen dataclass.
+"""What a training run is told: one flat, frozen dataclass for each kind of network.
 
 It needs nothing but the standard library, so that the command line can list its fields at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from asyncpatch.options import check, parse, setting, types_of
 
@@ -37,32 +38,12 @@ class HeadRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How to train. ``asyncpatch.recipes`` returns these; ``dataclasses.replace`` changes them."""
+class Training:
+    """What any training of ``train.run`` is told. ``asyncpatch.recipes`` returns what inherits from this;
+    ``dataclasses.replace`` changes it."""
 
-    # the network
+    # what it is shown
     resolution: int = setting(64, "side of the training pictures, in pixels")
-    width: int = setting(64, "channels at the first scale")
-    multipliers: tuple[int, ...] = setting((1, 2, 3, 4), "channels at each scale, in widths")
-    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks at each scale")
-    middle_blocks: int = setting(2, "residual blocks in the middle")
-    attention: int = setting(2, "at how many of the lowest scales there is self-attention")
-    fourier: int = setting(0, "octaves of finest detail that the network is shown as waves; for likelihood")
-
-    # what it learns
-    process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
-    prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
-    weighting: Literal["sigmoid", "elbo"] = setting(
-        "sigmoid", "of the loss: sigmoid for good pictures, elbo for likelihood alone (times even in log-SNR)"
-    )
-    bias: float = setting(2.0, "log-SNR that the sigmoid weighting weighs most (SiD2's b)")
-    times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "
-                         "asyncpatch, patch-forcing, mean-beta, or a mixture such as "
-                         "'0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
-    label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
-    holes: str = setting("", "kinds of holes, such as 'square,thin,wide': the network is shown the rest of a picture "
-                         "beside its canvas and learns to fill these (a rival; with --times global)")  # fmt: skip
-    picture_dropout: float = setting(0.1, "with --holes, share of the pictures of which nothing is shown")
     flips: bool = setting(True, "mirror half of the pictures")
     crops: float = setting(0.0, "random squares of large pictures besides the whole: this many per further area")
 
@@ -78,42 +59,47 @@ class Recipe:
     clip: float = setting(1.0, "largest norm of a gradient")
     ema: float = setting(0.999, "decay of the averaged weights, which are what is kept")
     snapshot_every: int = setting(0, "steps between snapshots for averages chosen afterwards; 0 for none")
-    seed: int = setting(0, "of weights, order, noise and time fields")
+    seed: int = setting(0, "of weights, order, and all that is drawn for a picture")
 
     # on what machine
     device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "where to compute")
     precision: Literal["auto", "bf16", "fp32"] = setting("auto", "of the network's arithmetic; weights are fp32")
     compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile; auto: on a GPU")
     checkpointing: bool = setting(False, "compute activations twice, to save memory")
-    shard: bool = setting(False, "spread the weights over the processes (FSDP2)")
 
     # what one sees of it
     log_every: int = setting(50, "steps between lines of the log")
     save_every: int = setting(1000, "steps between checkpoints")
     keep: int = setting(2, "checkpoints kept")
-    picture_every: int = setting(2000, "steps between sample and inpainting grids")
+    picture_every: int = setting(2000, "steps between grids of pictures")
+
+    # the network; each kind says how large by default
+    width: int = setting(64, "channels at the first scale")
+    multipliers: tuple[int, ...] = setting((1, 2, 3, 4), "channels at each scale, in widths")
+
+    shard = False  # no setting but where weights may be spread over the processes
 
     def __post_init__(self) -> None:
         kinds = types_of(type(self))
         for each in fields(self):
             check(each.name, getattr(self, each.name), kinds[each.name])
-        whole = ("resolution", "width", "steps", "batch", "log_every", "save_every", "keep", "picture_every")
-        for name in whole:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("middle_blocks", "attention", "fourier", "crops", "warmup", "snapshot_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        self._hold(
+            ("resolution", "width", "steps", "batch", "log_every", "save_every", "keep", "picture_every"),
+            lambda value: value >= 1, "be at least 1",
+        )  # fmt: skip
+        self._hold(("crops", "warmup", "snapshot_every"), lambda value: value >= 0, "not be negative")
         if self.accumulate != "auto" and self.accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, or auto; got {self.accumulate}")
-        for name in ("rate", "clip", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("label_dropout", "picture_dropout", "decay", "ema"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        self._hold(("rate", "clip", "epsilon"), lambda value: value > 0, "be positive")
+        self._hold(("decay", "ema"), lambda value: 0 <= value <= 1, "lie in [0, 1]")
         if len(self.betas) != 2:
             raise ValueError(f"betas must be two numbers, got {self.betas}")
+
+    def _hold(self, names: Sequence[str], good: Callable[[Any], bool], said: str) -> None:
+        """These fields are as they must be."""
+        for name in names:
+            if not good(getattr(self, name)):
+                raise ValueError(f"{name} must {said}, got {getattr(self, name)}")
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step (counted from 0): up over ``warmup``, level, down over the last ``decay``."""
@@ -125,11 +111,14 @@ class Recipe:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        strange = values.keys() - {each.name for each in fields(cls)}
+        if strange:
+            raise ValueError(f"these settings are those of another kind of network: there is no {min(strange)} here")
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**values)
 
-    def changed(self, given: dict[str, str | int | float | bool | None]) -> Recipe:
+    def changed(self, given: dict[str, str | int | float | bool | None]) -> Self:
         """With what was given on a command line; None leaves a field as it is, texts are parsed."""
         kinds = types_of(type(self))
         values: dict[str, Any] = {
@@ -141,3 +130,68 @@ class Recipe:
             del values["batch"]
             values["accumulate"] = "auto"
         return replace(self, **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """How to train a denoising network."""
+
+    # the network
+    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks at each scale")
+    middle_blocks: int = setting(2, "residual blocks in the middle")
+    attention: int = setting(2, "at how many of the lowest scales there is self-attention")
+    fourier: int = setting(0, "octaves of finest detail that the network is shown as waves; for likelihood")
+    shard: bool = setting(False, "spread the weights over the processes (FSDP2)")
+
+    # what it learns
+    process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
+    prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
+    weighting: Literal["sigmoid", "elbo"] = setting(
+        "sigmoid", "of the loss: sigmoid for good pictures, elbo for likelihood alone (times even in log-SNR)"
+    )
+    bias: float = setting(2.0, "log-SNR that the sigmoid weighting weighs most (SiD2's b)")
+    times: str = setting("asyncpatch", "training time fields: global, independent, patchwise, perlin, perlin-picture, "
+                         "asyncpatch, patch-forcing, mean-beta, or a mixture such as "
+                         "'0.8 asyncpatch + 0.2 perlin-picture'")  # fmt: skip
+    label_dropout: float = setting(0.1, "share of the pictures whose class is not told")
+    holes: str = setting("", "kinds of holes, such as 'square,thin,wide': the network is shown the rest of a picture "
+                         "beside its canvas and learns to fill these (a rival; with --times global)")  # fmt: skip
+    picture_dropout: float = setting(0.1, "with --holes, share of the pictures of which nothing is shown")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._hold(("middle_blocks", "attention", "fourier"), lambda value: value >= 0, "not be negative")
+        self._hold(("label_dropout", "picture_dropout"), lambda value: 0 <= value <= 1, "lie in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderRecipe(Training):
+    """How to train an autoencoder, by the losses of ``train.autoencoder``."""
+
+    # the network
+    resolution: int = setting(128, "side of the training pictures, in pixels")
+    width: int = setting(80, "channels at full size")
+    multipliers: tuple[int, ...] = setting((1, 2, 4), "channels at each scale, in widths; each is half as large")
+    blocks: int = setting(2, "residual blocks at each scale")
+    latent_channels: int = setting(3, "numbers for each token")
+    codes: int = setting(8192, "size of the codebook")
+
+    # what it learns
+    holes: str = setting("extrema,square,thin,medium,wide", "kinds of holes in the pictures, at equal shares")
+    whole: float = setting(0.5, "share of the pictures that have no hole")
+    perceptual: float = setting(1.0, "weight of LPIPS; 0 for none")
+    commitment: float = setting(0.25, "weight of what draws encodings to their codes (beta)")
+    adversary: float = setting(0.75, "weight of the discriminator, as a ratio of gradients; 0 for none")
+    adversary_start: int = setting(10_000, "steps before there is a discriminator")
+    adversary_width: int = setting(64, "channels of the discriminator's first layer")
+    betas: tuple[float, ...] = setting((0.5, 0.9), "Adam's two decay rates")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._hold(("blocks", "latent_channels", "codes"), lambda value: value >= 1, "be at least 1")
+        weights = ("perceptual", "commitment", "adversary", "adversary_start")
+        self._hold(weights, lambda value: value >= 0, "not be negative")
+        self._hold(("whole",), lambda value: 0 <= value <= 1, "lie in [0, 1]")
+        self._hold(("adversary_width",), lambda value: value >= 8 and value % 8 == 0, "be a multiple of 8")
+        factor = 2 ** (len(self.multipliers) - 1)
+        self._hold(("resolution",), lambda value: value % factor == 0, f"divide by {factor}")

@@ -6,14 +6,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from asyncpatch.baselines import supervised
+from asyncpatch.data.store import Store
 from asyncpatch.drawing import picture, sheet
+from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.folder import Model
 from asyncpatch.protocols import NULL_LABEL, Cond
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import inpainting, synchronous
 from asyncpatch.steps import ddim
+from asyncpatch.train.inputs import shown
 
 STEPS = 32
 
@@ -33,13 +37,15 @@ def sample_grid(model: Model, device: torch.device, rows: int = 4, columns: int 
     return sheet([tiles[k : k + columns] for k in range(0, count, columns)])
 
 
+def eight_of(held: Store) -> NDArray[np.uint8]:
+    """Pictures to look at, at most eight, from all over a set that may be sorted by class."""
+    count = min(len(held), 8)
+    return held.pictures[np.arange(count) * len(held) // count]
+
+
 def inpainting_grid(model: Model, levels: NDArray[np.uint8], device: torch.device) -> Image.Image:
     """Pictures, what is left of them, and how the model completes it without being told a class."""
-    x = torch.from_numpy(levels).to(device).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    side = x.shape[-1]
-    hole = torch.zeros(len(x), 1, side, side, device=device)
-    hole[::2, :, side // 4 : side - side // 4, side // 4 : side - side // 4] = 1.0  # a square, or the right half
-    hole[1::2, :, :, side // 2 :] = 1.0
+    x, hole = _holed(levels, device)
     random = generators(range(len(x)))
     if model.net.config["given"]:
         filled = supervised(model.process, x, hole, STEPS).run(model.denoiser, x, generator=random)
@@ -47,5 +53,27 @@ def inpainting_grid(model: Model, levels: NDArray[np.uint8], device: torch.devic
         schedule = inpainting(hole, STEPS)
         z = model.process.diffuse(x, schedule.start(x), draw_noise(x, random))
         filled = sample(model.denoiser, schedule, z, step=ddim(model.process))
-    tiles = [[picture(each, _scale(side)) for each in row] for row in (x, x * (1 - hole), filled)]
-    return sheet(tiles, names=("picture", "given", "completed"))
+    return _rows({"picture": x, "given": x * (1 - hole), "completed": filled})
+
+
+def coding_grid(net: Autoencoder, levels: NDArray[np.uint8], device: torch.device) -> Image.Image:
+    """Pictures and what comes of them through the latents, whole and with a hole."""
+    x, hole = _holed(levels, device)
+    known = 1 - hole
+    again, rest = net(x).x, net(x, hole).x * known
+    return _rows({"picture": x, "decoded": again, "given": x * known, "decoded, of\nthe given": rest})
+
+
+def _holed(levels: NDArray[np.uint8], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pictures, and a hole for each: a square, or the right half, in turn."""
+    x = shown(torch.from_numpy(levels).to(device), None)
+    side = x.shape[-1]
+    hole = torch.zeros(len(x), 1, side, side, device=device)
+    hole[::2, :, side // 4 : side - side // 4, side // 4 : side - side // 4] = 1.0
+    hole[1::2, :, :, side // 2 :] = 1.0
+    return x, hole
+
+
+def _rows(rows: dict[str, Tensor]) -> Image.Image:
+    tiles = [[picture(each, _scale(each.shape[-1])) for each in row] for row in rows.values()]
+    return sheet(tiles, names=tuple(rows))

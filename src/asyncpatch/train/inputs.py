@@ -8,15 +8,43 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from asyncpatch.data.feed import Feed, Share, StoredFeed, StreamedFeed
+from asyncpatch.data.masks import KINDS, holes
 from asyncpatch.data.sources import DataError, Joined, Shards, open_sources
 from asyncpatch.data.store import Store, open_store
 from asyncpatch.protocols import NULL_LABEL
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import Training
 
 Say = Callable[[str], None]
+
+HOLES = 4096
+"""Of each kind, in the stock that a network is trained with."""
+_FIRST_HOLE = 1 << 40
+
+
+def kinds_of_holes(text: str) -> list[str]:
+    """The kinds that a recipe names, with commas between them."""
+    names = [each.strip() for each in text.split(",")]
+    for name in names:
+        if name not in KINDS:
+            raise ValueError(f"holes must be of {', '.join(KINDS)}, with commas between them; got {name!r}")
+    return names
+
+
+def draw_holes(kinds: str, side: int) -> Tensor:
+    """A stock of holes to train with, of all the kinds that are named, uint8; of other seeds than an evaluation's."""
+    seeds = range(_FIRST_HOLE, _FIRST_HOLE + HOLES)
+    return torch.cat([holes(name, seeds, side, side).byte() for name in kinds_of_holes(kinds)])
+
+
+def shown(levels: Tensor, flip: Tensor | None) -> Tensor:
+    """Levels [B, H, W, 3] as pictures in [-1, 1]; mirrored where ``flip`` [B], a draw from U(0, 1), is below a half."""
+    x = levels.permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    return x if flip is None else torch.where(flip.view(-1, 1, 1, 1) < 0.5, x.flip(3), x)
 
 
 def share_of(accelerator: Accelerator) -> Share:
@@ -32,7 +60,12 @@ def open_training(data: Sequence[str]) -> Joined | Shards:
 
 
 def open_feed(
-    source: Joined | Shards, data: Sequence[str], recipe: Recipe, cache: Path | None, accelerator: Accelerator, say: Say
+    source: Joined | Shards,
+    data: Sequence[str],
+    recipe: Training,
+    cache: Path | None,
+    accelerator: Accelerator,
+    say: Say,
 ) -> tuple[Feed, Store]:
     """Batches, and pictures to look at now and then: held out where there are such. Decodes what is not decoded yet."""
     share, device = share_of(accelerator), accelerator.device

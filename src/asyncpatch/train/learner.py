@@ -7,53 +7,68 @@ seed and k; each process takes its rows. So a run does not depend on how many pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from asyncpatch.data.feed import Pictures
+from asyncpatch.data.feed import Pictures, seed_for
 from asyncpatch.data.store import Store
 from asyncpatch.train import average
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import Training
 from asyncpatch.train.errors import TrainingError
+from asyncpatch.train.inputs import Say
+from asyncpatch.train.pupil import Pupil
 from asyncpatch.train.sharded import fill, whole
 from asyncpatch.train.watch import Watch
 
+HELD_OUT = 1024
+"""Pictures at most on which a held-out loss is measured."""
+
 
 class Drawn(Protocol):
-    """A batch, with all that was drawn for it."""
+    """A batch, with all that was drawn for it: a named tuple of what has a row for each picture."""
 
     @property
     def x(self) -> Tensor:
         """Its pictures."""
         ...
 
-    def piece(self, k: int, of: int) -> Self:
-        """Part k of ``of`` equal ones."""
-        ...
+    def __iter__(self) -> Iterator[Tensor | None]: ...
 
 
 class Savable(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
+Told = TypeVar("Told", bound=Training)
 Batch = TypeVar("Batch", bound=Drawn)
 Made = TypeVar("Made", bound=Savable)
 
 
-class Learner(ABC, Generic[Batch, Made]):
+def piece(batch: Batch, k: int, of: int) -> Batch:
+    """Part k of ``of`` equal ones."""
+    size = len(batch.x) // of
+    return type(batch)(*(None if each is None else each[k * size : (k + 1) * size] for each in batch))
+
+
+class Learner(ABC, Generic[Told, Batch, Made]):
     """A network's weights, Adam, averages, and how far it is."""
 
     apart: tuple[type[nn.Module], ...] = ()
     """Kinds of layers that are compiled each for itself where weights are sharded."""
+    measures: tuple[str, ...] = ("loss", "gradient_norm")
+    """What is logged, as a mean over the steps between two lines of the log."""
+    smaller = "make the network smaller (--width), or add --checkpointing"
+    """What to do where not even one picture fits in memory."""
 
-    def __init__(self, recipe: Recipe, net: Any, accelerator: Accelerator, say: Callable[[str], None]) -> None:
+    def __init__(self, recipe: Told, net: Any, accelerator: Accelerator, say: Say) -> None:
         self.recipe, self.accelerator, self.say = recipe, accelerator, say
         device = accelerator.device
         self.bf16 = recipe.precision == "bf16" or (
@@ -69,22 +84,47 @@ class Learner(ABC, Generic[Batch, Made]):
         self.compiled: list[Any] = []
         if recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda"):
             self._compile(net)
-        adam = torch.optim.Adam(
-            net.parameters(), recipe.rate, betas=(recipe.betas[0], recipe.betas[1]), eps=recipe.epsilon,
-            fused=device.type == "cuda",
-        )  # fmt: skip
-        self.net, self.adam = accelerator.prepare(net, adam)
-        self.names = [name for name, _ in net.named_parameters()]
-        self.parameters = list(accelerator.unwrap_model(self.net).parameters())
-        named = list(zip(self.names, self.parameters, strict=True))
-        self.averages = {"ema": average.Average(named, average.exponential(recipe.ema))}
+        self.pupil = Pupil(recipe, net, accelerator)
+        self.pupils = [self.pupil]
+        """All that learn: this network, and what helps it to."""
+        self.net, self.adam, self.parameters = self.pupil.net, self.pupil.adam, self.pupil.parameters
+        self.averages = {"ema": average.Average(self.pupil.named, average.exponential(recipe.ema))}
         if recipe.snapshot_every:
             for sigma in average.SIGMAS:
-                self.averages[average.kind_of(sigma)] = average.Average(named, average.power(sigma))
+                self.averages[average.kind_of(sigma)] = average.Average(self.pupil.named, average.power(sigma))
         self.step = 0
-        # sums of losses and of gradient norms since the last line of the log, and their number
-        self.meter = torch.zeros(3, device=device)
+        # sums since the last line of the log, and the number of steps
+        self.meter = torch.zeros(len(self.measures) + 1, device=device)
         self.accumulate = 1 if recipe.accumulate == "auto" else recipe.accumulate
+
+    @classmethod
+    @abstractmethod
+    def check(cls, recipe: Told) -> None:
+        """Refuse what can be known to be wrong before any work is done."""
+
+    @classmethod
+    @abstractmethod
+    def new(
+        cls,
+        recipe: Told,
+        init: str | None,
+        names: tuple[str, ...],
+        accelerator: Accelerator,
+        say: Say,
+    ) -> Self:
+        """At the beginning, for data with classes of these names; ``init`` is a model folder to start from."""
+
+    @classmethod
+    @abstractmethod
+    def again(
+        cls,
+        recipe: Told,
+        facts: dict[str, Any],
+        names: tuple[str, ...],
+        accelerator: Accelerator,
+        say: Say,
+    ) -> Self:
+        """That of a checkpoint with these ``facts``, still without its weights."""
 
     @abstractmethod
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:
@@ -93,6 +133,17 @@ class Learner(ABC, Generic[Batch, Made]):
     @abstractmethod
     def loss(self, net: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
+
+    def learn(self, batch: Batch, pieces: int) -> dict[str, Tensor]:
+        """Add the gradients of a batch, which is one of so many pieces. Returns means over the batch: those that
+        ``measures`` names are logged."""
+        loss = self.loss(self.net, batch)
+        self.accelerator.backward(loss / pieces)
+        return {"loss": loss.detach()}
+
+    def probe(self, batch: Batch) -> Tensor:
+        """A number, as long as all weights are."""
+        return self.loss(self.bare, batch)
 
     @abstractmethod
     def averaged(self) -> Made | None:
@@ -119,35 +170,42 @@ class Learner(ABC, Generic[Batch, Made]):
     @property
     def bare(self) -> Any:
         """The network as it is inside what accelerate made of it."""
-        return self.accelerator.unwrap_model(self.net)
+        return self.pupil.bare
 
-    def update(self, batch: Batch) -> None:
-        """One step of Adam, and of the averages."""
-        for group in self.adam.param_groups:
-            group["lr"] = self.recipe.rate_at(self.step)
-        pieces = self.accumulate
-        total = torch.zeros((), device=self.meter.device)
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """One step of Adam, and of the averages. Returns the means that ``learn`` found, of this process."""
+        pieces, found = self.accumulate, dict[str, Tensor]()
         for k in range(pieces):
-            last = k + 1 == pieces
-            with nullcontext() if last else self.accelerator.no_sync(self.net):
-                loss = self.loss(self.net, batch.piece(k, pieces)) / pieces
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        norm = self.accelerator.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+            with self._unshared() if k + 1 < pieces else ExitStack():
+                for name, value in self.learn(piece(batch, k, pieces), pieces).items():
+                    found[name] = found.get(name, 0.0) + value / pieces
+        found["gradient_norm"] = self.pupil.advance(self.recipe.rate_at(self.step))
         self.step += 1
         for each in self.averages.values():
             each.update(self.parameters, self.step)
-        self.meter += torch.stack([total, norm.to(total), torch.ones_like(total)])
+        self.note(found)
+        self.meter[-1] += 1
+        return found
 
-    def first_update(self, batch: Batch) -> None:
+    def note(self, found: dict[str, Tensor]) -> None:
+        """Add to the meter what it measures."""
+        for k, name in enumerate(self.measures):
+            if name in found:
+                self.meter[k] += found[name]
+
+    def _unshared(self) -> ExitStack:
+        """In here each process has gradients of its own."""
+        stack = ExitStack()
+        for each in self.pupils:
+            stack.enter_context(self.accelerator.no_sync(each.net))
+        return stack
+
+    def first_update(self, batch: Batch) -> dict[str, Tensor]:
         """``update`` for the first time in this process, when it shows whether the machine can do it."""
         if self.recipe.accumulate == "auto":
             self.accumulate = self.fitting_pieces(batch)
         try:
-            self.update(batch)
+            return self.update(batch)
         except Exception as error:
             if not self.compiled or not _from_compiler(error):
                 raise
@@ -156,8 +214,9 @@ class Learner(ABC, Generic[Batch, Made]):
             for each in self.compiled:
                 each._compiled_call_impl = None
             self.compiled = []
-            self.adam.zero_grad(set_to_none=True)
-            self.update(batch)
+            for pupil in self.pupils:
+                pupil.forget()
+            return self.update(batch)
 
     def fitting_pieces(self, batch: Batch) -> int:
         """The fewest equal pieces with which a batch fits in memory in every process.
@@ -167,27 +226,26 @@ class Learner(ABC, Generic[Batch, Made]):
         if self.recipe.shard:
             raise TrainingError("--batch auto cannot be combined with --shard; set --accumulate yourself")
         forward, self.bare._compiled_call_impl = self.bare._compiled_call_impl, None
-        rows, size = len(batch.x), sum(p.numel() for p in self.parameters)
+        rows, size = len(batch.x), sum(p.numel() for pupil in self.pupils for p in pupil.parameters)
         for pieces in (each for each in range(1, rows + 1) if rows % each == 0):
             reserve = None
             try:
                 reserve = torch.empty(3 * size, device=self.meter.device)
-                self.loss(self.bare, batch.piece(0, pieces)).backward()  # type: ignore[no-untyped-call]
+                with self._unshared():
+                    self.learn(piece(batch, 0, pieces), pieces)
                 fits = True
             except torch.OutOfMemoryError:
                 fits = False
             del reserve
-            self.adam.zero_grad(set_to_none=True)
+            for pupil in self.pupils:
+                pupil.forget()
             if self.meter.device.type == "cuda":
                 torch.cuda.empty_cache()
             if self.all_agree(fits):
                 self.bare._compiled_call_impl = forward
                 self.say(f"memory holds {rows // pieces} pictures at a time: --accumulate {pieces}")
                 return pieces
-        raise TrainingError(
-            "out of memory even with one picture at a time: make the network smaller (--width), add --checkpointing, "
-            "or spread its weights over more GPUs (--shard)"
-        )
+        raise TrainingError(f"out of memory even with one picture at a time: {self.smaller}")
 
     def all_agree(self, flag: bool) -> bool:
         """Whether all processes say so."""
@@ -202,14 +260,18 @@ class Learner(ABC, Generic[Batch, Made]):
             self.meter = self.accelerator.reduce(self.meter, "mean")
         return self.meter
 
+    def take_measures(self) -> dict[str, float]:
+        """Means since this was last asked for."""
+        *sums, count = self.read_meter().tolist()
+        self.meter.zero_()
+        return {name: value / count for name, value in zip(self.measures, sums, strict=True)}
+
     def state(self) -> dict[str, Tensor]:
         """All tensors of a checkpoint, in full, on the CPU of the main process (the others get nothing).
 
         All processes must ask for it together.
         """
-        found = {f"weights/{name}": p for name, p in zip(self.names, self.parameters, strict=True)}
-        for name, p in zip(self.names, self.parameters, strict=True):
-            found |= {f"adam/{key}/{name}": self.adam.state[p][key] for key in ("exp_avg", "exp_avg_sq")}
+        found = self.pupil.state()
         for kind, each in self.averages.items():
             found |= {f"average/{kind}/{name}": value for name, value in each.weights.items()}
         return self._gathered({**found, "meter": self.read_meter()})
@@ -222,15 +284,10 @@ class Learner(ABC, Generic[Batch, Made]):
     def restore(self, tensor: Callable[[str], Tensor], step: int) -> None:
         """Take up the state of a checkpoint, one tensor after the other."""
         self.step = step
-        self.meter = tensor("meter").to(self.meter.device)
-        counter = torch.tensor(float(step))
-        for name, p in zip(self.names, self.parameters, strict=True):
-            fill(p, tensor(f"weights/{name}"))
-            state = self.adam.state[p]
-            state["step"] = counter.to(p.device) if self.meter.device.type == "cuda" else counter.clone()
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[key] = torch.zeros_like(p)
-                fill(state[key], tensor(f"adam/{key}/{name}"))
+        sums = tensor("meter").to(self.meter.device)
+        if len(sums) == len(self.meter):  # else other things are measured now, and means begin here
+            self.meter = sums
+        self.pupil.restore(tensor, step)
         for kind, each in self.averages.items():
             for name, value in each.weights.items():
                 try:
@@ -241,6 +298,16 @@ class Learner(ABC, Generic[Batch, Made]):
     def average(self, kind: str) -> dict[str, Tensor]:
         """Averaged weights, in the main process. All processes must ask for them together."""
         return self._gathered(self.averages[kind].weights)
+
+
+def held_out(held: Store, device: torch.device) -> Iterator[tuple[Pictures, int]]:
+    """Pictures that are held out, some at a time, each time with a seed of their own."""
+    count = min(len(held), HELD_OUT)
+    which = np.arange(count) * len(held) // count  # from all over the set, which may be sorted by class
+    for start in range(0, count, 64):
+        some = which[start : start + 64]
+        shown = Pictures(*(torch.from_numpy(each[some]).to(device) for each in (held.pictures, held.labels)))
+        yield shown, seed_for("held out", start)
 
 
 def _from_compiler(error: Exception) -> bool:

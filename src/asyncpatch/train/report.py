@@ -38,7 +38,7 @@ def write_report(run: Path, config: dict[str, Any], log: list[dict[str, float]])
     parts = [f"<h1>{html.escape(run.resolve().name)}</h1>", _table(facts)]
     if len(train) > 1:
         parts += ["<h2>Loss</h2>", _curve(train, held)]
-    for name, title in (("samples", "Samples"), ("inpainting", "Inpainting")):
+    for name, title in (("samples", "Samples"), ("inpainting", "Inpainting"), ("decoded", "Decoded")):
         if grids := sorted((run / "pictures").glob(f"{name}-*.png")):
             data = base64.b64encode(grids[-1].read_bytes()).decode()
             step = int(grids[-1].stem.rpartition("-")[2])

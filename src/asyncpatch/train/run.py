@@ -1,7 +1,7 @@
 """A training run from beginning to end, and how it is never lost.
 
-Order, time fields, noise, flips and dropped labels follow from the seed and the step alone, and a checkpoint holds all
-else; so ``kill -9`` and ``resume`` lead to the same weights as an undisturbed run, bit for bit on a CPU.
+Order, time fields, noise, holes, flips and dropped labels follow from the seed and the step alone, and a checkpoint
+holds all else; so ``kill -9`` and ``resume`` lead to the same weights as an undisturbed run, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from accelerate.utils import (
 from safetensors.torch import save_file
 
 import asyncpatch
-from asyncpatch import time_sampling
 from asyncpatch.data.feed import Feed, seed_for
-from asyncpatch.data.masks import KINDS
 from asyncpatch.data.store import Store
-from asyncpatch.models.folder import Model, relabelled
-from asyncpatch.models.unet import Layer, UNet
-from asyncpatch.process import PROCESSES
+from asyncpatch.models.unet import Layer
 from asyncpatch.train import average, checkpoint
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.autoencoder import AutoencoderTrainer
+from asyncpatch.train.config import AutoencoderRecipe, Recipe, Training
 from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.inputs import open_feed, open_training, share_of
-from asyncpatch.train.learner import Drawn, Learner
+from asyncpatch.train.learner import Drawn, Learner, piece
 from asyncpatch.train.trainer import Trainer
 from asyncpatch.train.watch import Watch, write_config
 
+LEARNERS: dict[type[Training], type[Learner[Any, Any, Any]]] = {
+    Recipe: Trainer,
+    AutoencoderRecipe: AutoencoderTrainer,
+}
+"""What is trained by which kind of recipe."""
+
 
 def train(
-    recipe: Recipe,
+    recipe: Training,
     data: Sequence[str],
     run: Path | str,
     *,
@@ -72,8 +75,10 @@ def train(
     Raises TrainingError or DataError, with a message for the user, and Stopped after SIGTERM, SIGINT or ``minutes``.
     """
     run, until = Path(run), time.monotonic() + 60 * minutes if minutes is not None else math.inf
+    learner = LEARNERS[type(recipe)]
     accelerator = make_accelerator(recipe)
     _check(recipe, accelerator)
+    learner.check(recipe)
     with ExitStack() as stack:
         watch = Watch(run, main=accelerator.is_main_process, quiet=quiet)
         stack.callback(watch.close)
@@ -82,12 +87,12 @@ def train(
         tensor, facts = checkpoint.load(saved) if saved is not None else (None, None)
         torch.manual_seed(recipe.seed)
         if facts is None:
-            model = _new_model(recipe, init, source.names, watch)
+            trainer = learner.new(recipe, init, source.names, accelerator, watch.say)
         else:
-            model = _same_model(facts, recipe, source.names)
+            _check_same(facts, recipe)
+            trainer = learner.again(recipe, facts, source.names, accelerator, watch.say)
         feed, held = open_feed(source, data, recipe, cache, accelerator, watch.say)
         stack.callback(feed.close)
-        trainer = Trainer(recipe, model, accelerator, watch.say)
         _describe(trainer, watch)
         if tensor is not None and facts is not None:
             trainer.restore(tensor, facts["step"])
@@ -111,7 +116,7 @@ def train(
 class Loop:
     """The training loop, with what happens now and then beside the steps."""
 
-    def __init__(self, trainer: Learner[Any, Any], feed: Feed, held: Store, run: Path, watch: Watch) -> None:
+    def __init__(self, trainer: Learner[Any, Any, Any], feed: Feed, held: Store, run: Path, watch: Watch) -> None:
         self.trainer, self.feed, self.held, self.run, self.watch = trainer, feed, held, run, watch
         self.recipe, self.accelerator = trainer.recipe, trainer.accelerator
         self.main = self.accelerator.is_main_process
@@ -134,11 +139,9 @@ class Loop:
             if logs or saves:
                 self.check_finite(batch if saves else None)
             if logs:
-                total, norm, count = trainer.read_meter().tolist()
+                values = trainer.take_measures()
                 speed = (step - counted) * recipe.batch / (time.monotonic() - clock)
-                values = {"loss": total / count, "gradient_norm": norm / count, "rate": recipe.rate_at(step - 1)}
-                self.watch.log(step, {**values, "pictures_per_second": speed})
-                trainer.meter.zero_()
+                self.watch.log(step, {**values, "rate": recipe.rate_at(step - 1), "pictures_per_second": speed})
             if recipe.snapshot_every and (last or step % recipe.snapshot_every == 0):
                 self.snapshot()
             if saves:
@@ -167,7 +170,7 @@ class Loop:
         trainer = self.trainer
         good = bool(trainer.read_meter().isfinite().all())
         if batch is not None and good:
-            good = bool(trainer.loss(trainer.bare, batch.piece(0, trainer.accumulate)).isfinite())
+            good = bool(trainer.probe(piece(batch, 0, trainer.accumulate)).isfinite())
         if trainer.all_agree(good):
             return
         kept = checkpoint.all_in(self.run / "checkpoints")
@@ -181,7 +184,10 @@ class Loop:
         """A checkpoint."""
         positions, tensors = gather_object([self.feed.state()]), self.trainer.state()
         if self.main:
-            facts = {"asyncpatch": asyncpatch.__version__, "feed": positions, **self.trainer.facts()}
+            facts = {
+                "asyncpatch": asyncpatch.__version__, "trained by": type(self.recipe).__name__, "feed": positions,
+                "resolution": self.recipe.resolution, **self.trainer.facts(),
+            }  # fmt: skip
             checkpoint.save(self.run / "checkpoints", self.trainer.step, tensors, facts, self.recipe.keep)
 
     def snapshot(self) -> None:
@@ -238,7 +244,7 @@ class Signals:
         return wish if wish >= 0 else None
 
 
-def make_accelerator(recipe: Recipe) -> Accelerator:
+def make_accelerator(recipe: Training) -> Accelerator:
     """One process or, under torchrun, all of them."""
     plugin = None
     if recipe.shard:
@@ -266,19 +272,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def _check(recipe: Recipe, accelerator: Accelerator) -> None:
+def _check(recipe: Training, accelerator: Accelerator) -> None:
     """What can be known to be wrong before any work is done."""
-    times = time_sampling.by_name(recipe.times)
-    if recipe.weighting == "elbo":
-        time_sampling.evenly(times, torch.zeros(1))
-    if recipe.holes and recipe.times != "global":
-        raise ValueError(
-            f"a network that is shown pictures with --holes has one time per picture: add --times global (now "
-            f"{recipe.times!r})"
-        )
-    for kind in recipe.holes.split(",") if recipe.holes else ():
-        if kind.strip() not in KINDS:
-            raise ValueError(f"holes must be of {', '.join(KINDS)}, with commas between them; got {kind.strip()!r}")
     rows = share_of(accelerator).rows(recipe.batch)
     each = rows.stop - rows.start
     if recipe.accumulate != "auto" and each % recipe.accumulate:
@@ -304,34 +299,13 @@ def _newest(run: Path, accelerator: Accelerator, watch: Watch, resume: bool) -> 
     return found
 
 
-def _new_model(recipe: Recipe, init: str | None, names: tuple[str, ...], watch: Watch) -> Model:
-    if init is None:
-        net = UNet(
-            width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks,
-            middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names), fourier=recipe.fourier,
-            given=bool(recipe.holes),
-        )  # fmt: skip
-        return Model(net, PROCESSES[recipe.process](), recipe.prediction, recipe.resolution, names)
-    model = Model.load(init)
-    net = model.net
-    if names != model.labels:
-        known = len(set(names) & set(model.labels))
-        watch.say(f"{init} knows {known} of the {len(names)} classes; the others start as the null class")
-        net = relabelled(net, model.labels, names)
-    return Model(net, model.process, model.prediction, recipe.resolution, names)
-
-
-def _same_model(facts: dict[str, Any], recipe: Recipe, names: tuple[str, ...]) -> Model:
-    """The model that a checkpoint is of, still without its weights."""
-    if tuple(facts["labels"]) != names:
-        raise TrainingError(
-            f"the run was started with {len(facts['labels'])} classes, the data now have {len(names)}, or others: to "
-            "train the model on other data start a new run with --init"
-        )
+def _check_same(facts: dict[str, Any], recipe: Training) -> None:
+    """A checkpoint is one of such a run."""
+    kind = facts.get("trained by", Recipe.__name__)  # there was one kind at first, which went without saying
+    if kind != type(recipe).__name__:
+        raise TrainingError(f"the run was started with a {kind}, not a {type(recipe).__name__}")
     if facts["resolution"] != recipe.resolution:
         raise TrainingError(f"the run was started at --resolution {facts['resolution']}, not {recipe.resolution}")
-    net = UNet.from_config(facts["network"])
-    return Model(net, PROCESSES[facts["process"]](), facts["prediction"], facts["resolution"], names)
 
 
 def _restore_feed(feed: Feed, positions: list[dict[str, int]], accelerator: Accelerator, watch: Watch) -> None:
@@ -344,7 +318,7 @@ def _restore_feed(feed: Feed, positions: list[dict[str, int]], accelerator: Acce
         feed.restore({"epoch": positions[0]["epoch"], "shard": 0, "given": 0})
 
 
-def _describe(trainer: Trainer, watch: Watch) -> None:
+def _describe(trainer: Learner[Any, Any, Any], watch: Watch) -> None:
     recipe, accelerator = trainer.recipe, trainer.accelerator
     size = sum(p.numel() for p in trainer.parameters)
     device = accelerator.device
@@ -359,7 +333,7 @@ def _describe(trainer: Trainer, watch: Watch) -> None:
 
 
 @contextmanager
-def _out_of_memory(trainer: Trainer) -> Iterator[None]:
+def _out_of_memory(trainer: Learner[Any, Any, Any]) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from asyncpatch import time_sampling
-from asyncpatch.data.feed import Pictures, seed_for
-from asyncpatch.data.masks import holes
+from asyncpatch.data.feed import Pictures
 from asyncpatch.data.store import Store
 from asyncpatch.likelihood import SPAN
 from asyncpatch.loss import diffusion_loss
-from asyncpatch.models.folder import Model
+from asyncpatch.models.folder import Model, relabelled
 from asyncpatch.models.unet import Layer, UNet, beside
+from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL
 from asyncpatch.train.config import Recipe
 from asyncpatch.train.errors import TrainingError
-from asyncpatch.train.grids import inpainting_grid, sample_grid
-from asyncpatch.train.learner import Learner
+from asyncpatch.train.grids import eight_of, inpainting_grid, sample_grid
+from asyncpatch.train.inputs import Say, draw_holes, kinds_of_holes, shown
+from asyncpatch.train.learner import Learner, held_out
 from asyncpatch.train.watch import Watch
-
-HELD_OUT = 1024
-"""Pictures at most on which the held-out loss is measured."""
-HOLES = 4096
-"""Of each kind, in the stock that a network is trained with."""
-_FIRST_HOLE = 1 << 40
 
 
 class Batch(NamedTuple):
@@ -42,18 +35,6 @@ class Batch(NamedTuple):
     hole: Tensor | None = None
     """What is not shown of the pictures, for a network that is shown the rest."""
 
-    def piece(self, k: int, of: int) -> Batch:
-        """Part k of ``of`` equal ones."""
-        size = len(self.x) // of
-        return Batch(*(None if each is None else each[k * size : (k + 1) * size] for each in self))
-
-
-def draw_holes(kinds: str, side: int) -> Tensor:
-    """A stock of holes to train with, of all the kinds that are named, uint8; of other seeds than an evaluation's."""
-    names = [each.strip() for each in kinds.split(",")]
-    seeds = range(_FIRST_HOLE, _FIRST_HOLE + HOLES)
-    return torch.cat([holes(name, seeds, side, side).byte() for name in names])
-
 
 def draw_batch(
     recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int, stock: Tensor | None = None
@@ -65,9 +46,7 @@ def draw_batch(
     t = time_sampling.by_name(recipe.times).sample(batch, side, side, generator=generator)[rows]
     noise = torch.randn(batch, 3, side, side, generator=generator, device=device)[rows]
     flip, drop = torch.rand(2, batch, generator=generator, device=device)[:, rows]
-    x = pictures.levels.permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    if recipe.flips:
-        x = torch.where(flip.view(-1, 1, 1, 1) < 0.5, x.flip(3), x)
+    x = shown(pictures.levels, flip if recipe.flips else None)
     label = torch.where(drop < recipe.label_dropout, NULL_LABEL, pictures.label)
     hole = None
     if stock is not None:
@@ -77,19 +56,68 @@ def draw_batch(
     return Batch(x, label, t, noise, hole)
 
 
-class Trainer(Learner[Batch, Model]):
+class Trainer(Learner[Recipe, Batch, Model]):
     """A denoising network in training."""
 
     apart = (Layer,)
+    smaller = "make the network smaller (--width), add --checkpointing, or spread its weights over more GPUs (--shard)"
 
-    def __init__(self, recipe: Recipe, model: Model, accelerator: Accelerator, say: Callable[[str], None]) -> None:
+    def __init__(self, recipe: Recipe, model: Model, accelerator: Accelerator, say: Say) -> None:
         if bool(recipe.holes) != model.net.config["given"]:
-            shown = "is shown pictures with holes" if model.net.config["given"] else "is shown no pictures with holes"
-            raise TrainingError(f"the network to start from {shown}: that goes with the recipe's --holes, and stays")
+            said = "is shown pictures with holes" if model.net.config["given"] else "is shown no pictures with holes"
+            raise TrainingError(f"the network to start from {said}: that goes with the recipe's --holes, and stays")
         self.model = model
         stock = draw_holes(recipe.holes, recipe.resolution) if recipe.holes else None
         self.holes = None if stock is None else stock.to(accelerator.device)
         super().__init__(recipe, model.net, accelerator, say)
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        times = time_sampling.by_name(recipe.times)
+        if recipe.weighting == "elbo":
+            time_sampling.evenly(times, torch.zeros(1))
+        if recipe.holes and recipe.times != "global":
+            raise ValueError(
+                f"a network that is shown pictures with --holes has one time per picture: add --times global (now "
+                f"{recipe.times!r})"
+            )
+        if recipe.holes:
+            kinds_of_holes(recipe.holes)
+
+    @classmethod
+    def new(
+        cls, recipe: Recipe, init: str | None, names: tuple[str, ...], accelerator: Accelerator, say: Say
+    ) -> Trainer:
+        """With the recipe's network, or that of ``init``, whose classes may differ."""
+        if init is None:
+            net = UNet(
+                width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks,
+                middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names),
+                fourier=recipe.fourier, given=bool(recipe.holes),
+            )  # fmt: skip
+            model = Model(net, PROCESSES[recipe.process](), recipe.prediction, recipe.resolution, names)
+            return cls(recipe, model, accelerator, say)
+        old = Model.load(init)
+        net = old.net
+        if names != old.labels:
+            known = len(set(names) & set(old.labels))
+            say(f"{init} knows {known} of the {len(names)} classes; the others start as the null class")
+            net = relabelled(net, old.labels, names)
+        model = Model(net, old.process, old.prediction, recipe.resolution, names)
+        return cls(recipe, model, accelerator, say)
+
+    @classmethod
+    def again(
+        cls, recipe: Recipe, facts: dict[str, Any], names: tuple[str, ...], accelerator: Accelerator, say: Say
+    ) -> Trainer:
+        if tuple(facts["labels"]) != names:
+            raise TrainingError(
+                f"the run was started with {len(facts['labels'])} classes, the data now have {len(names)}, or others: "
+                "to train the model on other data start a new run with --init"
+            )
+        net = UNet.from_config(facts["network"])
+        model = Model(net, PROCESSES[facts["process"]](), facts["prediction"], facts["resolution"], names)
+        return cls(recipe, model, accelerator, say)
 
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:
         return draw_batch(self.recipe, pictures, self.recipe.batch, rows, seed, self.holes)
@@ -124,7 +152,7 @@ class Trainer(Learner[Batch, Model]):
         network = {name: value for name, value in self.bare.config.items() if not name.startswith("_")}
         return {
             "network": network, "process": model.process_name, "prediction": model.prediction,
-            "resolution": model.resolution, "labels": list(model.labels),
+            "labels": list(model.labels),
         }  # fmt: skip
 
     @torch.no_grad()
@@ -132,17 +160,12 @@ class Trainer(Learner[Batch, Model]):
         """Held-out loss, samples and inpainting, with the averaged weights."""
         device = self.accelerator.device
         made.net.to(device, memory_format=torch.channels_last)
-        count = min(len(held), HELD_OUT)
-        which = np.arange(count) * len(held) // count  # from all over the set, which may be sorted by class
-        total = 0.0
-        for start in range(0, count, 64):
-            some = which[start : start + 64]
-            shown = Pictures(*(torch.from_numpy(each[some]).to(device) for each in (held.pictures, held.labels)))
-            seed = seed_for("held out", start)
-            batch = draw_batch(self.recipe, shown, len(some), slice(None), seed, self.holes)
-            total += float(self.loss(made.net, batch)) * len(some)
+        total, count = 0.0, 0
+        for pictures, seed in held_out(held, device):
+            some = len(pictures.levels)
+            batch = draw_batch(self.recipe, pictures, some, slice(None), seed, self.holes)
+            total, count = total + float(self.loss(made.net, batch)) * some, count + some
         watch.log(self.step, {"held_out_loss": total / count})
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             watch.picture(self.step, "samples", sample_grid(made, device))
-            eight = held.pictures[which[:: -(-count // 8)]]
-            watch.picture(self.step, "inpainting", inpainting_grid(made, eight, device))
+            watch.picture(self.step, "inpainting", inpainting_grid(made, eight_of(held), device))

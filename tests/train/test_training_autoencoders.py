@@ -1,0 +1,398 @@
+"""An autoencoder in training: its losses by hand, the discriminator's part, codes, and how it stops and goes on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from asyncpatch import checks
+from asyncpatch.cli import app
+from asyncpatch.data.feed import Pictures
+from asyncpatch.models.autoencoder import Autoencoder
+from asyncpatch.models.discriminator import hinge
+from asyncpatch.train import checkpoint
+from asyncpatch.train.autoencoder import AutoencoderTrainer, Holed, draw_holed
+from asyncpatch.train.errors import Stopped, TrainingError
+from asyncpatch.train.learner import piece
+from asyncpatch.train.pupil import Pupil
+from asyncpatch.train.run import train
+from asyncpatch.train.watch import read_log
+from runs import TINY, TINY_VQ, losses, tensors_of
+from watch import CountWaits
+
+# Losses of 10 steps as first computed (torch 2.13, CPU). They change only if training changes: say why when they do.
+GOLDEN = [0.492093, 0.380298, 0.36051, 0.343201, 0.247156, 0.267223, 0.269078, 0.331503, 0.352677, 0.365947]
+
+
+def trained(recipe, data, run, **options):
+    return train(recipe, data, run, quiet=True, **options)
+
+
+def make_trainer(recipe=TINY_VQ):
+    torch.manual_seed(0)
+    return AutoencoderTrainer.new(recipe, None, (), Accelerator(cpu=True), lambda text: None)
+
+
+def some_batch(count=8, side=32):
+    generator = torch.Generator().manual_seed(0)
+    x = functional.interpolate(torch.rand(count, 3, 4, 4, generator=generator) * 2 - 1, size=side)
+    hole = torch.zeros(count, 1, side, side)
+    hole[::2, :, 4:20, 8:24] = 1.0
+    return Holed(x, hole, torch.arange(count))
+
+
+def lpips_weights(path):
+    """Random ones, in the file's layout."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}
+    found = {}
+    for head, (number, (out, into, kernel)) in enumerate(sizes.items()):
+        found[f"net.features.{number}.weight"] = 0.05 * torch.randn(out, into, kernel, kernel, generator=generator)
+        found[f"net.features.{number}.bias"] = torch.zeros(out)
+        found[f"lin{head}.model.1.weight"] = torch.rand(1, out, 1, 1, generator=generator)
+    save_file(found, path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_lpips(monkeypatch):
+    monkeypatch.delenv("ASYNCPATCH_LPIPS", raising=False)
+
+
+def test_golden_losses(data, tmp_path):
+    trained(replace(TINY_VQ, steps=10), data, tmp_path / "run")
+    assert list(losses(tmp_path / "run").values()) == pytest.approx(GOLDEN, rel=1e-3)
+
+
+def test_the_loss_by_hand():
+    """L1 over what is known, and beta on what draws encodings to codes, not on what draws codes."""
+    trainer, batch = make_trainer(replace(TINY_VQ, commitment=0.25)), some_batch()
+    net = trainer.bare
+    e = net.encode(batch.x, batch.hole)
+    flat = e.permute(0, 2, 3, 1).reshape(-1, 3)
+    nearest = net.codebook.codes[torch.cdist(flat, net.codebook.codes).argmin(1)]
+    q = nearest.detach().view(8, 16, 16, 3).permute(0, 3, 1, 2)
+    off = ((batch.x - net.decoded(q, batch.hole)) * (1 - batch.hole)).abs().mean()
+    loss = trainer.loss(net, batch)
+    assert loss.item() == pytest.approx((off + 1.25 * (flat - nearest).square().mean()).item(), rel=1e-5)
+    to_codes, to_last = torch.autograd.grad(loss, [net.codebook.codes, net.decoder.conv_out.weight])
+    used = (flat.detach() - nearest).square().mean()
+    assert torch.allclose(to_codes, torch.autograd.grad(used, net.codebook.codes)[0], atol=1e-7)
+    assert to_last.abs().max() > 0
+
+
+def test_what_is_learnt_is_the_gradient_of_the_loss():
+    """Gone back in two parts (to x-hat, then on), straight through the codes: the same as in one."""
+    trainer, batch = make_trainer(), some_batch()
+    names = trainer.pupil.names
+    wanted = torch.autograd.grad(trainer.loss(trainer.bare, batch), trainer.parameters)
+    found = trainer.learn(batch, 1)
+    for name, p, gradient in zip(names, trainer.parameters, wanted, strict=True):
+        assert torch.allclose(p.grad, gradient, atol=1e-7), name
+    assert found["loss"].item() == pytest.approx(trainer.loss(trainer.bare, batch).item())
+    reached = dict(zip(names, wanted, strict=True))["encoder.conv_out.weight"]
+    only = 0.25 * trainer.bare(batch.x, batch.hole).quantized.commitment
+    (committed,) = torch.autograd.grad(only, trainer.bare.encoder.conv_out.weight)
+    assert (reached - committed).norm() > 0.1 * reached.norm()  # that of the picture comes through to the encoder
+
+
+def test_what_lies_in_the_hole_does_not_matter():
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=0)), some_batch()
+    other = batch._replace(x=torch.where(batch.hole > 0, torch.rand_like(batch.x), batch.x))
+    a, b = (trainer.learn(each, 1) for each in (batch, other))
+    for name in ("loss", "l1", "adversary", "discriminator", "both", "shares"):
+        assert torch.allclose(a[name], b[name], atol=1e-6), name
+
+
+def test_the_discriminator_counts_by_the_ratio_of_gradients():
+    """After a step, the weight is w |dR/dW| / |dG/dW| of that step, by autograd on the decoder's last layer."""
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=0, adversary=0.6)), some_batch()
+    for _ in range(3):
+        net, judge, known = trainer.bare, trainer.adversary.bare, 1 - batch.hole
+        last, made = net.decoder.conv_out.weight, net(batch.x, batch.hole).x
+        likeness = ((batch.x - made) * known).abs().mean()
+        fooling = -judge(made * known).mean()
+        pull, push = (torch.autograd.grad(each, last, retain_graph=True)[0] for each in (likeness, fooling))
+        assert float(pull.norm() * push.norm()) > 0
+        trainer.update(batch)
+        assert float(trainer.weight) == pytest.approx(0.6 * float(pull.norm() / push.norm()), rel=1e-3)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_both_sides_of_the_contest_get_their_gradients(pieces):
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=0)), some_batch()
+    trainer.weight = torch.tensor(0.3)
+    net, judge, known = trainer.bare, trainer.adversary.bare, 1 - batch.hole
+    made = net(batch.x, batch.hole).x
+    total = trainer.loss(net, batch) - 0.3 * judge(made * known).mean()
+    wanted = torch.autograd.grad(total, trainer.parameters)
+    learnt = hinge(judge(batch.x * known), judge(made.detach() * known))
+    judged = torch.autograd.grad(learnt, list(judge.parameters()))
+    for k in range(pieces):
+        trainer.learn(piece(batch, k, pieces), pieces)
+    for name, p, gradient in zip(trainer.pupil.names, trainer.parameters, wanted, strict=True):
+        assert torch.allclose(p.grad, gradient, atol=1e-6), name
+    for p, gradient in zip(judge.parameters(), judged, strict=True):
+        assert torch.allclose(p.grad, gradient, atol=1e-6)
+
+
+def test_the_discriminator_starts_late():
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=2)), some_batch()
+    alone = make_trainer(replace(TINY_VQ, adversary=0.0))
+    assert alone.adversary is None
+    first = [p.detach().clone() for p in trainer.adversary.parameters]
+    for step in range(4):
+        found = trainer.update(batch)
+        alone.update(batch)
+        assert ("discriminator" in found) == (step >= 2)
+        same = all(torch.equal(a, b) for a, b in zip(first, trainer.adversary.parameters, strict=True))
+        assert same == (step < 2)
+        unheard = all(torch.equal(a, b) for a, b in zip(alone.parameters, trainer.parameters, strict=True))
+        assert unheard == (step < 3)  # its weight is known after its first step
+    assert trainer.adversary.steps == 2
+    assert trainer.take_measures()["discriminator"] > 0
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_pieces_change_nothing(start):
+    batch, ends = some_batch(), []
+    for pieces in (1, 4):
+        trainer = make_trainer(replace(TINY_VQ, accumulate=pieces, adversary_start=start))
+        for _ in range(3):
+            trainer.update(batch)
+        ends.append((trainer, trainer.take_measures()))
+    (one, said), (four, again) = ends
+    assert said == pytest.approx(again, rel=1e-3, abs=1e-5)
+    for a, b in ((one.pupil, four.pupil), (one.adversary, four.adversary)):
+        for name, p, q in zip(a.names, a.parameters, b.parameters, strict=True):
+            assert torch.allclose(p, q, atol=1e-4), name
+
+
+def test_codes_are_revived_in_training_and_their_averages_follow():
+    trainer, batch = make_trainer(replace(TINY_VQ, ema=0.5)), some_batch()
+    book = trainer.bare.codebook
+    e = trainer.bare.encode(batch.x, batch.hole).detach().permute(0, 2, 3, 1).reshape(-1, 3)
+    trainer.update(batch)
+    placed = book.usage == 1.0  # those that are not used at once, of random ones
+    assert trainer.take_measures()["codes_revived"] == int(placed.sum()) > 10
+    assert torch.cdist(book.codes.detach()[placed], e).min(1).values.max() < 1e-3
+    assert torch.equal(trainer.averages["ema"].weights["codebook.codes"][placed], book.codes[placed])
+    trainer.update(batch)
+    living = book.usage >= 0.01
+    living[:5] = False
+    book.usage[:5] = 0.0
+    before = book.codes.detach().clone()
+    with torch.no_grad():
+        book.codes[:5] = 100.0
+    trainer.update(batch)
+    assert (book.codes[:5].abs() < 10).all()
+    assert torch.equal(trainer.averages["ema"].weights["codebook.codes"][:5], book.codes[:5])
+    assert torch.allclose(book.codes[living], before[living], atol=0.01)
+    assert not torch.equal(trainer.averages["ema"].weights["codebook.codes"][living], book.codes[living])
+    assert int(trainer.meter[trainer.measures.index("codes_revived")]) == 5
+
+
+def test_what_is_drawn_for_a_batch():
+    levels = torch.arange(2000 * 32 * 32 * 3).remainder(251).to(torch.uint8).view(2000, 32, 32, 3)
+    pictures, trainer = Pictures(levels, torch.zeros(2000, dtype=torch.long)), make_trainer()
+    recipe = replace(TINY_VQ, whole=0.3)
+    batch = draw_holed(recipe, pictures, 2000, slice(None), 1, trainer.holes)
+    share = batch.hole.flatten(1).mean(1)
+    assert (share == 0).float().mean() == pytest.approx(0.3, abs=0.04)
+    assert (share[share > 0] == 0.25).all()
+    straight = levels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    mirrored = (batch.x == straight.flip(3)).flatten(1).all(1)
+    assert mirrored.float().mean() == pytest.approx(0.5, abs=0.05)
+    assert (mirrored | (batch.x == straight).flatten(1).all(1)).all()
+    part = draw_holed(recipe, Pictures(*(each[500:] for each in pictures)), 2000, slice(500, None), 1, trainer.holes)
+    assert all(torch.equal(a[500:], b) for a, b in zip(batch, part, strict=True))
+
+
+def test_nothing_waits_for_the_device(monkeypatch):
+    monkeypatch.setattr(checks, "unit_values", lambda *args, **how: None)  # which looks at values on a CPU alone
+    monkeypatch.setattr(Pupil, "advance", lambda self, rate: torch.zeros(()))  # as does Adam's counter
+    trainer = make_trainer(replace(TINY_VQ, adversary_start=0))
+    pictures = Pictures(torch.zeros(8, 32, 32, 3, dtype=torch.uint8), torch.zeros(8, dtype=torch.long))
+    with CountWaits() as count:
+        trainer.update(trainer.draw(pictures, slice(0, 8), 1))
+    assert count.waits == 0
+
+
+def test_it_learns_to_draw_shapes(tmp_path):
+    """The error is a fraction of what it was within seconds, and most codes are in use."""
+    recipe = replace(
+        TINY_VQ, width=16, codes=128, steps=100, batch=16, rate=2e-3, warmup=5, decay=0.5, ema=0.9, adversary=0.0,
+        log_every=10, save_every=100, picture_every=1000,
+    )  # fmt: skip
+    folder = trained(recipe, ["shapes"], tmp_path / "run")
+    log = [line for line in read_log(tmp_path / "run") if "loss" in line]
+    assert log[-1]["l1"] < 0.5 * log[0]["l1"]
+    assert log[-1]["perplexity"] > 30
+    end = read_log(tmp_path / "run")[-1]
+    assert end["held_out_psnr"] > 18
+    assert end["codes_used"] > 0.5
+    net = Autoencoder.load(folder).eval()
+    assert net.config.codes == 128
+    assert (net.codebook.usage > 0).all()
+
+
+def test_lpips_is_part_of_it_where_there_are_weights(data, tmp_path, monkeypatch, capsys):
+    recipe = replace(TINY_VQ, perceptual=2.0, adversary=0.0, steps=2)
+    train(recipe, data, tmp_path / "without")
+    assert "no weights of LPIPS are found" in capsys.readouterr().err
+    assert "lpips" not in read_log(tmp_path / "without")[0]
+    monkeypatch.setenv("ASYNCPATCH_LPIPS", str(lpips_weights(tmp_path / "lpips.safetensors")))
+    train(recipe, data, tmp_path / "with")
+    assert "LPIPS" not in capsys.readouterr().err
+    line = read_log(tmp_path / "with")[0]
+    parts = line["l1"] + 2 * line["lpips"] + line["codebook"] + 0.25 * line["commitment"]
+    assert line["loss"] == pytest.approx(parts, rel=1e-5)
+    assert line["lpips"] > 0
+    assert read_log(tmp_path / "with")[-1]["held_out_lpips"] > 0
+    monkeypatch.delenv("ASYNCPATCH_LPIPS")
+    with pytest.raises(TrainingError, match="started with LPIPS, whose weights are not found now"):
+        trained(replace(recipe, steps=4), data, tmp_path / "with", resume=True)
+    trained(replace(recipe, steps=4, perceptual=0.0), data, tmp_path / "with", resume=True)
+
+
+def test_a_run_leaves_what_it_promises(data, tmp_path):
+    run = tmp_path / "run"
+    trained(replace(TINY_VQ, snapshot_every=3, picture_every=3), data, run)
+    assert {path.name for path in (run / "pictures").iterdir()} == {f"decoded-0000000{step}.png" for step in (3, 6)}
+    assert len(list((run / "snapshots").iterdir())) == 4
+    page = (run / "report.html").read_text()
+    assert "Decoded at step 6" in page
+    assert "adversary_start" in page
+    net, kept = Autoencoder.load(run / "model"), tensors_of(run, 6)
+    for name, value in net.state_dict().items():
+        wanted = "buffers/codebook.usage" if name == "codebook.usage" else f"average/ema/{name}"
+        assert torch.equal(value, kept[wanted]), name
+    facts = json.loads((run / "checkpoints/step-00000006/facts.json").read_text())
+    assert facts["trained by"] == "AutoencoderRecipe"
+    assert facts["adversary_width"] == 8
+
+
+def test_stopped_and_resumed_to_the_same_end(data, tmp_path):
+    """Both networks, both Adams, averages, the codes' usage and the discriminator's weight, before its start and after:
+    bit for bit. Settings of the networks are those of the checkpoint."""
+    trained(TINY_VQ, data, tmp_path / "whole")
+    for step in range(1, 6):
+        other = replace(TINY_VQ, adversary_width=8 if step == 1 else 16, width=8 if step == 1 else 24)
+        with pytest.raises(Stopped, match=f"saved step {step} of 6"):
+            trained(other, data, tmp_path / "parts", minutes=0.0, resume=True)
+    trained(TINY_VQ, data, tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    one, two = (tensors_of(tmp_path / name, 6) for name in ("whole", "parts"))
+    assert one.keys() == two.keys()
+    assert {"adversary/balance", "adversary/adam/exp_avg/conv_in.weight", "buffers/codebook.usage"} <= one.keys()
+    assert int(one["adversary/steps"]) == 3
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_discriminator_may_come_and_go(data, tmp_path):
+    run = tmp_path / "run"
+    trained(replace(TINY_VQ, steps=2, adversary=0.0), data, run)
+    assert not any(name.startswith("adversary/") for name in tensors_of(run, 2))
+    trained(replace(TINY_VQ, steps=4, adversary_start=2), data, run, resume=True)
+    assert int(tensors_of(run, 4)["adversary/steps"]) == 2
+    trained(replace(TINY_VQ, steps=6, adversary=0.0), data, run, resume=True)
+
+
+def test_fine_tuning_starts_from_a_folder(data, tmp_path):
+    trained(replace(TINY_VQ, steps=2), data, tmp_path / "first")
+    frozen = replace(TINY_VQ, steps=1, rate=1e-30, width=99, codes=7)  # its network is that of the folder
+    trained(frozen, data, tmp_path / "second", init=str(tmp_path / "first/model"))
+    a, b = (Autoencoder.load(tmp_path / name / "model").state_dict() for name in ("first", "second"))
+    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a if name != "codebook.usage")
+
+
+def test_what_does_not_fit_is_refused(data, tmp_path):
+    for wrong, said in (
+        (replace(TINY_VQ, resolution=16), "--adversary needs pictures of at least 24 pixels: add --adversary 0"),
+        (replace(TINY_VQ, resolution=24, perceptual=1.0), "--perceptual needs pictures of at least 31 pixels"),
+        (replace(TINY_VQ, holes="round"), "holes must be of extrema"),
+        (replace(TINY_VQ, holes=""), "holes must be of extrema"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            trained(wrong, data, tmp_path / "run")
+    trained(replace(TINY, steps=2), data, tmp_path / "run")
+    with pytest.raises(TrainingError, match="started with a Recipe, not a AutoencoderRecipe"):
+        trained(TINY_VQ, data, tmp_path / "run", resume=True)
+    with pytest.raises(FileNotFoundError, match="holds no autoencoder"):
+        trained(TINY_VQ, data, tmp_path / "other", init=str(tmp_path / "run/model"))
+
+
+def test_nothing_is_saved_once_the_discriminator_is_no_number(data, tmp_path, monkeypatch):
+    real = AutoencoderTrainer.update
+
+    def update(self, batch):
+        found = real(self, batch)
+        if self.step == 4:
+            with torch.no_grad():
+                self.adversary.bare.conv_out.weight.fill_(float("nan"))
+        return found
+
+    monkeypatch.setattr(AutoencoderTrainer, "update", update)
+    with pytest.raises(TrainingError, match="no longer a number"):
+        trained(TINY_VQ, data, tmp_path / "run")
+    assert [path.name for path in checkpoint.all_in(tmp_path / "run/checkpoints")] == ["step-00000002"]
+
+
+def test_batch_auto_finds_pieces(data, tmp_path, monkeypatch, capsys):
+    real = AutoencoderTrainer.learn
+
+    def learn(self, batch, pieces):
+        if len(batch.x) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, batch, pieces)
+
+    monkeypatch.setattr(AutoencoderTrainer, "learn", learn)
+    train(replace(TINY_VQ, accumulate="auto", adversary_start=0), data, tmp_path / "found")
+    assert "memory holds 4 pictures at a time: --accumulate 2" in capsys.readouterr().err
+    trained(replace(TINY_VQ, accumulate=2, adversary_start=0), data, tmp_path / "told")
+    assert losses(tmp_path / "told") == losses(tmp_path / "found")
+
+
+def test_it_can_be_compiled_in_one_graph():
+    """As on a GPU, but for the last stage, in which code is made."""
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=0, precision="bf16")), some_batch()
+    trainer.bare.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+    plain = make_trainer(replace(TINY_VQ, adversary_start=0, precision="bf16"))
+    found, wanted = (each.update(batch) for each in (trainer, plain))
+    for name in ("loss", "gradient_norm", "discriminator", "both"):
+        assert torch.allclose(found[name], wanted[name], rtol=0.02, atol=1e-3), name
+    assert all(p.dtype == torch.float32 for p in trainer.parameters)
+
+
+def test_on_the_command_line(tmp_path):
+    def run(*arguments):
+        return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+    folder = tmp_path / "run"
+    options = ["--steps", "2", "--batch", "4", "--width", "8", "--codes", "16", "--device", "cpu", "--holes", "square"]
+    options += ["--adversary-start", "1", "--snapshot-every", "1", "--picture-every", "100"]
+    call = ["train-autoencoder", "--recipe", "smoke_vq", "--data", "shapes", "-o", str(folder)]
+    first = run(*call, *options)
+    assert first.exit_code == 0, first.output
+    assert "done: the model is in" in first.output
+    assert Autoencoder.load(folder / "model").config.codes == 16
+    more = run("train-autoencoder", "-o", str(folder), "--resume", "--steps", "3")
+    assert more.exit_code == 0, more.output
+    assert list(losses(folder))[-1] == 3
+    made = run("average", str(folder), "-o", str(tmp_path / "wide"), "--sigma", "0.15")
+    assert made.exit_code == 0, made.output
+    Autoencoder.load(tmp_path / "wide")
+    for arguments, said in (
+        (["train", "-o", str(folder), "--resume"], "those of another kind of network"),
+        (["train-autoencoder"], "give --recipe, one of imagenet256_vq"),
+        (["train-autoencoder", "--recipe", "smoke", "--data", "shapes"], "there is no recipe 'smoke'; did you mean"),
+        ([*call[:-1], str(tmp_path / "other"), "--holes", "odd"], "holes must be of"),
+    ):
+        wrong = run(*arguments)
+        assert wrong.exit_code == 2
+        assert said in wrong.output, wrong.output
