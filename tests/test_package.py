@@ -21,7 +21,7 @@ protocols fields
 process
 parameterization oracle
 time_sampling schedules adaptive steps loss
-sampling guidance coverage drawing windows environment
+sampling guidance coverage drawing windows environment codecs
 completion likelihood baselines
 models data metrics images settings
 train pipelines

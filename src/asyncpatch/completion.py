@@ -15,6 +15,8 @@ the network is only the detail that the coarser scale could not show.
 next one around that. What lies further out waits at time 1, where a denoiser learns nothing from it.
 
 Wherever a canvas is larger than a window, overlapping windows are denoised together (``windows``).
+
+Each stage begins and ends with pictures. What is denoised between are their tokens (``codecs``): pixels, or latents.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncpatch import checks
+from asyncpatch.codecs import Codec, Pixels
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
@@ -39,14 +42,14 @@ UNKNOWN = 0.95
 """The time from which nothing is left of a pixel that others could go by."""
 
 MakeSchedule = Callable[[Tensor, int], Schedule]
-"""Makes a schedule of the times that pixels start from, and a number of questions."""
+"""Makes a schedule of the times that tokens start from, and a number of questions."""
 
 Prepare = Callable[[Denoiser, Tensor, Noise], Denoiser]
-"""Puts guidance around a denoiser: told the time that each pixel starts from, and a source of noise."""
+"""Puts guidance around a denoiser: told the time that each token starts from, and a source of noise."""
 
 
 class Stage(NamedTuple):
-    """One run of the sampling loop on the way to a filled box. Fields are [B, 1, h, w]."""
+    """One run of the sampling loop on the way to a filled box. Fields are [B, 1, h, w], of pixels."""
 
     factor: int
     """By which the picture is reduced."""
@@ -61,23 +64,36 @@ class Stage(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What an onlooker sees: a visit of a stage's sampling loop."""
+    """What an onlooker sees: a visit of a stage's sampling loop, which goes over tokens."""
 
     stage: Stage
     visit: Visit
     windows: int
     """How many windows the denoiser is asked about, all pictures together; by guidance, or a step that asks twice, as
     often again."""
+    codec: Codec
+
+    def pictures(self, tokens: Tensor) -> Tensor:
+        """What tokens [B, d, h, w] show at the stage's scale; grey where it has to wait."""
+        _, _, height, width = self.stage.start.shape
+        shown = self.codec.decode(tokens, (height, width))
+        return torch.where(self.stage.wait > 0, 0.0, shown).clamp(-1.0, 1.0)
+
+    def pixels(self, field: Tensor) -> Tensor:
+        """A field of tokens, at the stage's scale."""
+        _, _, height, width = self.stage.start.shape
+        return self.codec.pixels(field, (height, width))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """How holes are filled.
 
-    ``window`` is the side that the denoiser was trained at, ``steps`` how often it is asked where it starts from
-    noise, ``refine`` the time that enlarged fillings start from (0: leave them as they are), ``batch`` how many
-    windows are asked at a time. ``rings``: go ring by ring; ``wrap`` (only then) joins opposite edges of the picture.
-    ``pace`` is the share of the steps that each pixel takes for itself where there is an order. ``prepare`` puts
+    ``codec`` is what the denoiser's tokens are to pictures. ``window`` is the side that the denoiser was trained at, in
+    pixels, ``steps`` how often it is asked where it starts from noise, ``refine`` the time that enlarged fillings start
+    from (0: leave them as they are), ``batch`` how many windows are asked at a time. ``rings``: go ring by ring;
+    ``wrap`` (only then) joins opposite edges of the picture. ``pace`` is the share of the steps that each token takes
+    for itself where there is an order. ``prepare`` puts
     guidance around the denoiser; ``make`` makes the schedule of a stage, where pixels do not all go together;
     ``callback`` sees every visit (to break the work off, let it raise).
     """
@@ -85,6 +101,7 @@ class Completion:
     denoiser: Denoiser
     process: Process
     step: Step
+    codec: Codec = Pixels()
     window: int = 64
     steps: int = 32
     refine: float = 0.5
@@ -98,6 +115,8 @@ class Completion:
 
     def __post_init__(self) -> None:
         checks.at_least("window", self.window, 8)
+        if self.window % self.codec.factor:
+            raise ValueError(f"window must divide by {self.codec.factor}, got {self.window}")
         checks.at_least("steps", self.steps)
         checks.at_least("batch", self.batch)
         checks.fraction("refine", self.refine)
@@ -128,8 +147,10 @@ class Completion:
                 now, first = reduced(x, start + wait, stage.factor), filled is None
                 if filled is not None:
                     now = torch.where(stage.before, self._enlarged(filled, now), now)
-                filled = self._denoised(now, stage, random, cond, order if first else None) if stage.steps else now
-                filled = _without_noise(filled, stage.wait)
+                if stage.steps:
+                    filled = self._denoised(now, stage, random, cond, order if first else None)
+                else:
+                    filled = _without_noise(now, stage.wait)
             x = x if filled is None else torch.where(start > 0, filled, x)
         return x
 
@@ -139,12 +160,13 @@ class Completion:
         total = 0
         for start, wait in self._turns(hole.float()):
             for number, stage in enumerate(self._scales(start, wait)):
-                windows = self._windowed(stage)
+                tokens = self._tokens(stage)
+                windows = self._windowed(tokens)
                 if order is None or number or not stage.steps:
-                    total += stage.steps * windows.asked(stage.start > 0)
+                    total += stage.steps * windows.asked(tokens.start > 0)
                     continue
-                schedule = self._ordered(stage, order)
-                t = schedule.start(stage.start)
+                schedule = self._ordered(tokens, order)
+                t = schedule.start(tokens.start)
                 for k in range(stage.steps):
                     total += windows.asked(schedule.needs(k, t))
                     t = schedule.next(k, t, None)
@@ -185,45 +207,57 @@ class Completion:
         finer = functional.interpolate(sides, scale_factor=2, mode="bicubic", align_corners=False)
         return finer[..., 2 * rim :, 2 * rim :][..., : like.shape[2], : like.shape[3]].clamp(-1.0, 1.0)
 
-    def _windowed(self, stage: Stage) -> Windows:
-        return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
+    def _tokens(self, stage: Stage) -> Stage:
+        """The stage's fields, of tokens."""
+        start, wait = (self.codec.tokens(each, wrap=self.wrap) for each in (stage.start, stage.wait))
+        return stage._replace(start=start, wait=torch.where(start > 0, 0.0, wait))
 
-    def _schedule(self, stage: Stage, order: Tensor | None) -> Schedule:
-        """Of a stage's pixels, those that wait apart."""
+    def _windowed(self, tokens: Stage) -> Windows:
+        side = self.window // self.codec.factor
+        return Windows(self.denoiser, side, hole=tokens.start, wrap=self.wrap, batch=self.batch)
+
+    def schedule(self, stage: Stage, order: Tensor | None = None) -> Schedule:
+        """Of a stage's tokens, those that wait apart."""
+        return self._schedule(self._tokens(stage), order)
+
+    def _schedule(self, tokens: Stage, order: Tensor | None) -> Schedule:
         if order is not None:
-            return self._ordered(stage, order)
+            return self._ordered(tokens, order)
         if self.make is not None:
-            return self.make(stage.start, stage.steps)
-        return inpainting(stage.start, stage.steps)
+            return self.make(tokens.start, tokens.steps)
+        return inpainting(tokens.start, tokens.steps)
 
-    def _ordered(self, stage: Stage, order: Tensor) -> OpenLoop:
-        order = order.to(stage.start)
-        whole = reduced(order, torch.zeros_like(order), stage.factor)
-        begin = (1.0 - self.pace) * _ranked(whole, stage.start)
-        return from_map(stage.start, begin, (begin + self.pace).clamp_max(1.0), stage.steps)
+    def _ordered(self, tokens: Stage, order: Tensor) -> OpenLoop:
+        order = order.to(tokens.start)
+        whole = reduced(order, torch.zeros_like(order), tokens.factor * self.codec.factor)
+        begin = (1.0 - self.pace) * _ranked(whole, tokens.start)
+        return from_map(tokens.start, begin, (begin + self.pace).clamp_max(1.0), tokens.steps)
 
     def _denoised(
         self, x: Tensor, stage: Stage, random: list[torch.Generator], cond: Cond | None, order: Tensor | None
     ) -> Tensor:
-        """x with its pixels noised to the stage's times, and those with a start brought back."""
+        """x with its tokens noised to the stage's times, and those with a start brought back."""
+        tokens = self._tokens(stage)
+        e = self.codec.encode(x, stage.start + stage.wait >= UNKNOWN, wrap=self.wrap)
 
         def noise() -> Tensor:
-            return draw_noise(x, random)
+            return draw_noise(e, random)
 
-        schedule = _Beside(self._schedule(stage, order), stage.wait)
-        windows = self._windowed(stage)
+        schedule = _Beside(self._schedule(tokens, order), tokens.wait)
+        windows = self._windowed(tokens)
         denoiser: Denoiser = windows
         if self.prepare is not None:
-            denoiser = self.prepare(denoiser, stage.start + stage.wait, noise)
+            denoiser = self.prepare(denoiser, tokens.start + tokens.wait, noise)
         callback, visits = self.callback, itertools.count()
-        z = self.process.diffuse(x, schedule.start(x), noise())
+        z = self.process.diffuse(e, schedule.start(e), noise())
 
         def tell(visit: Visit) -> None:
             if callback is not None:
                 wanted = schedule.needs(next(visits), visit.t)
-                callback(Moment(stage, visit, windows.asked(wanted)))
+                callback(Moment(stage, visit, windows.asked(wanted), self.codec))
 
-        return sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
+        e = sample(denoiser, schedule, z, step=self.step, cond=cond, generator=random, callback=tell)
+        return self.codec.decode(_without_noise(e, tokens.wait), (x.shape[2], x.shape[3]), wrap=self.wrap)
 
 
 @dataclass(frozen=True)

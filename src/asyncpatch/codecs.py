@@ -1,0 +1,150 @@
+"""Between pictures and what a denoiser works on: pixels themselves, or the latents of an autoencoder.
+
+A *token* is what has a time of its own: a pixel, or a latent, which stands for a square of ``factor`` pixels across.
+Everything that samples works on tokens; holes, boxes, windows and scales are those of pictures. With m the hole, 1
+where nothing is known of a picture:
+
+    (1)  e = (E(x, m) - mean) / std                 nothing of the hole gets in
+    (2)  x = D(mean + std e)
+    (3)  tau_j = max of t over the square of j      and over those of its neighbours up to ``border`` away
+
+By (3) a token of which any pixel is to be made is made; and so are those beside it that see the hole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from asyncpatch import checks
+
+
+class Codec(Protocol):
+    """From pictures to tokens and back. Pictures may have any size, and where ``wrap`` is said opposite edges meet."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels across a token."""
+        ...
+
+    def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
+        """Tokens [B, d, h, w] of pictures x [B, C, H, W]; ``hole`` [B, 1, H, W] is above 0 where nothing is known."""
+        ...
+
+    def decode(self, e: Tensor, size: tuple[int, int], *, wrap: bool = False) -> Tensor:
+        """Pictures of that height and width."""
+        ...
+
+    def tokens(self, t: Tensor, *, wrap: bool = False) -> Tensor:
+        """Times of tokens [B, 1, h, w] from those of pixels [B, 1, H, W]."""
+        ...
+
+    def pixels(self, field: Tensor, size: tuple[int, int]) -> Tensor:
+        """A field of tokens [B, ?, h, w] as one of pixels."""
+        ...
+
+
+class Pixels:
+    """Tokens are pixels."""
+
+    factor = 1
+
+    def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
+        return x
+
+    def decode(self, e: Tensor, size: tuple[int, int], *, wrap: bool = False) -> Tensor:
+        return e
+
+    def tokens(self, t: Tensor, *, wrap: bool = False) -> Tensor:
+        return t
+
+    def pixels(self, field: Tensor, size: tuple[int, int]) -> Tensor:
+        return field
+
+
+class Coder(Protocol):
+    """An autoencoder, such as ``models.autoencoder.Autoencoder``."""
+
+    @property
+    def factor(self) -> int: ...
+
+    def encode(self, x: Tensor, hole: Tensor) -> Tensor: ...
+
+    def decode(self, e: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Equations (1) to (3)."""
+
+    coder: Coder
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Of each channel of the latents, so that tokens have mean 0 and variance 1."""
+    border: int = 1
+    reach: int = 32
+    """Pixels around a token, at most, that change it: across edges that meet, so many are laid on before encoding."""
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(each > 0 for each in self.std):
+            raise ValueError(f"mean and std must be one for each channel, std above 0; got {self.mean} and {self.std}")
+        checks.at_least("border", self.border, 0)
+        checks.at_least("reach", self.reach, 0)
+
+    @property
+    def factor(self) -> int:
+        return self.coder.factor
+
+    def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
+        rim = self._rim(x.shape[2:], wrap)
+        whole, missing = (self._filled_up(each, rim, wrap) for each in (x, (hole > 0).to(x.dtype).expand_as(x[:, :1])))
+        e = _cut(self.coder.encode(whole, missing), rim // self.factor, (-(-x.shape[2] // self.factor),
+                                                                         -(-x.shape[3] // self.factor)))  # fmt: skip
+        mean, std = self._scale(e)
+        return (e - mean) / std
+
+    def decode(self, e: Tensor, size: tuple[int, int], *, wrap: bool = False) -> Tensor:
+        mean, std = self._scale(e)
+        rim = self._rim(size, wrap)
+        whole = functional.pad(mean + std * e, [rim // self.factor] * 4, mode="circular") if rim else mean + std * e
+        return _cut(self.coder.decode(whole), rim, size).clamp(-1.0, 1.0)
+
+    def tokens(self, t: Tensor, *, wrap: bool = False) -> Tensor:
+        most = functional.max_pool2d(t, self.factor, ceil_mode=True)
+        if not self.border:
+            return most
+        sides = functional.pad(most, [self.border] * 4, mode="circular" if wrap else "constant")
+        return functional.max_pool2d(sides, 2 * self.border + 1, stride=1)
+
+    def pixels(self, field: Tensor, size: tuple[int, int]) -> Tensor:
+        return _cut(functional.interpolate(field.float(), scale_factor=self.factor), 0, size)
+
+    def _scale(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (
+            torch.tensor(each, dtype=e.dtype, device=e.device).view(1, -1, 1, 1) for each in (self.mean, self.std)
+        )
+        return mean, std
+
+    def _rim(self, size: tuple[int, ...], wrap: bool) -> int:
+        """Pixels to lay on around a picture whose edges meet."""
+        if not wrap:
+            return 0
+        if any(side % self.factor for side in size):
+            raise ValueError(
+                f"to be made tileable with this model, sides must divide by {self.factor}; got {size[1]}x{size[0]}"
+            )
+        return min(-(-self.reach // self.factor) * self.factor, *size)
+
+    def _filled_up(self, x: Tensor, rim: int, wrap: bool) -> Tensor:
+        """With a rim, or with its last pixels repeated until tokens are whole."""
+        if wrap:
+            return functional.pad(x, [rim] * 4, mode="circular")
+        return functional.pad(x, (0, -x.shape[3] % self.factor, 0, -x.shape[2] % self.factor), mode="replicate")
+
+
+def _cut(field: Tensor, rim: int, size: tuple[int, int]) -> Tensor:
+    return field[..., rim : rim + size[0], rim : rim + size[1]]
