@@ -188,7 +188,7 @@ class Completion:
     def _windowed(self, stage: Stage) -> Windows:
         return Windows(self.denoiser, self.window, hole=stage.start, wrap=self.wrap, batch=self.batch)
 
-    def _schedule(self, stage: Stage, order: Tensor | None) -> Schedule:
+    def schedule(self, stage: Stage, order: Tensor | None = None) -> Schedule:
         """Of a stage's pixels, those that wait apart."""
         if order is not None:
             return self._ordered(stage, order)
@@ -210,7 +210,7 @@ class Completion:
         def noise() -> Tensor:
             return draw_noise(x, random)
 
-        schedule = _Beside(self._schedule(stage, order), stage.wait)
+        schedule = _Beside(self.schedule(stage, order), stage.wait)
         windows = self._windowed(stage)
         denoiser: Denoiser = windows
         if self.prepare is not None:

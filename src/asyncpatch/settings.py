@@ -9,14 +9,22 @@ from asyncpatch.options import check, setting, types_of
 
 Solver = Literal["ddim", "multistep", "heun"]
 
-SYNCHRONOUS, LOOK_AHEAD = "synchronous", "lookahead"
-"""All pixels together; and so, with a look at what comes."""
+SYNCHRONOUS, LOOK_AHEAD, PAINTED = "synchronous", "lookahead", "painted"
+"""All pixels together; so, with a look at what comes; and in the order of a picture that was given as one."""
 
 LABEL_GUIDANCE = 1.5
 """Class guidance of new pictures of a label, unless something else is said."""
 
 INPUT_GUIDANCE = 1.0
 """Input guidance where a part of the picture is known, unless something else is said."""
+
+
+QUALITIES: dict[str, tuple[dict[str, Any], str]] = {
+    "fast": ({"steps": 8}, "a first look"),
+    "balanced": ({"steps": 16}, "what the command line does"),
+    "best": ({"steps": 32}, "twice the time"),
+}
+"""Settings that go by one word, and what there is to say of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
