@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from pydantic import BaseModel, Field
 
 from asyncpatch import __version__
+from asyncpatch.images import png_of
 from asyncpatch.options import types_of
 from asyncpatch.request import Given, Request
 from asyncpatch.serving.jobs import OVER, Full, Job, State, Unknown, Workshop
@@ -46,6 +47,7 @@ class Status(BaseModel):
     seeds: list[int] = Field(description="one for each picture, when they are done")
     notes: list[str] = Field(description="what there is to say about the pictures")
     request: dict[str, Any] = Field(description="what was asked for, with the seed that was drawn")
+    inputs: list[str] = Field(description="which pictures were given: picture, mask, order")
 
 
 class About(BaseModel):
@@ -127,6 +129,19 @@ def router(workshop: Workshop) -> APIRouter:
         """Its notes hold the request, under "asyncpatch"."""
         try:
             return _png(found(id).png(number))
+        except Unknown as error:
+            raise HTTPException(404, str(error)) from None
+
+    @api.get(
+        "/jobs/{id}/given", response_class=Response, summary="The picture before, at the size of those made, as PNG"
+    )
+    def given(id: Id) -> Response:
+        return _png(png_of(found(id).before))
+
+    @api.get("/jobs/{id}/inputs/{name}", response_class=Response, summary="A picture that was given, as PNG")
+    def input_(id: Id, name: Literal["picture", "mask", "order"]) -> Response:
+        try:
+            return _png(found(id).input_png(name))
         except Unknown as error:
             raise HTTPException(404, str(error)) from None
 

@@ -12,15 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from asyncpatch.images import Picture, picture_from, png_of
 from asyncpatch.machine import is_out_of_memory
-from asyncpatch.options import check, setting, types_of
 from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
 from asyncpatch.progress import Work, spoken
 from asyncpatch.request import KEY, NAMES, NOTHING, Given, Request
+from asyncpatch.serving.limits import Limits
 from asyncpatch.serving.preview import Preview
 from asyncpatch.settings import Settings
 
@@ -33,33 +33,6 @@ HELD = 24
 """All jobs together hold no more than so many of the largest pictures."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one client may ask for."""
-
-    megabytes: int = setting(32, "of a picture file")
-    megapixels: float = setting(16.0, "of a picture, all candidates together")
-    waiting: int = setting(64, "jobs in the queue")
-    steps: int = setting(1000, "that a picture may take")
-    seconds: float = setting(600.0, "that a job may take")
-    minutes: float = setting(60.0, "for which results are kept")
-
-    def __post_init__(self) -> None:
-        kinds = types_of(type(self))
-        for each in fields(self):
-            check(each.name, getattr(self, each.name), kinds[each.name])
-            if not getattr(self, each.name) > 0:
-                raise ValueError(f"{each.name} must be more than 0, got {getattr(self, each.name)}")
-
-    @property
-    def bytes(self) -> int:
-        return self.megabytes << 20
-
-    @property
-    def pixels(self) -> int:
-        return round(self.megapixels * 1e6)
 
 
 class Full(Exception):
@@ -85,9 +58,11 @@ class Job:
         self.id = secrets.token_urlsafe(18)
         self.request = request
         self.plan: Plan | None = plan
+        self.given = given
         self.names = Given(*(name if each is not None else None for name, each in zip(NAMES, given, strict=True)))
+        self.before = plan.tasks[0].picture
         self.work, self.preview = work, preview
-        self.pixels = _pixels(plan)
+        self.pixels = plan.tasks[0].hole.numel() * (len(plan.tasks[0].seeds) + 1)
         self.state: State = "waiting"
         self.error = ""
         self.made: Made | None = None
@@ -97,6 +72,16 @@ class Job:
     @property
     def over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def inputs(self) -> list[str]:
+        """The pictures that were given, by name."""
+        return [name for name, each in self.given._asdict().items() if each is not None]
+
+    def input_png(self, name: str) -> bytes:
+        if name not in self.inputs:
+            raise Unknown(f"there is no {name} of this job")
+        return png_of(picture_from(getattr(self.given, name)))
 
     def png(self, number: int) -> bytes:
         """A picture that was made, with its own request among its notes."""
@@ -220,6 +205,7 @@ class Workshop:
             "seeds": [] if job.made is None else job.made.seeds,
             "notes": [] if job.made is None else list(job.made.notes),
             "request": job.request.flat(),
+            "inputs": job.inputs,
         }
 
     # ---- The work
@@ -300,7 +286,3 @@ class Workshop:
                 return "failed", "out of memory: use a smaller picture, or fewer candidates"
             _log.exception("job failed")
             return "failed", "something went wrong here that is not your fault; the log of the server says more"
-
-
-def _pixels(plan: Plan) -> int:
-    return sum(task.picture.height * task.picture.width * len(task.seeds) for task in plan.tasks)
