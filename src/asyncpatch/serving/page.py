@@ -171,6 +171,7 @@ class Page:
             "order": self._order_surface(session, controls),
             "history": [_url(_reduced(each, THUMB), "JPEG") for each in session.history],
             "at": session.at,
+            "sides": [_whole(getattr(controls, name)) for name in _SIDES],
         })  # fmt: skip
 
     def _order_surface(self, session: Session, controls: Controls) -> dict[str, Any] | None:
@@ -276,6 +277,7 @@ class Parts:
     buttons: dict[Tool | None, gr.Button]
     """What runs a tool; None: the one that is to run in an order."""
     tabs: gr.Tabs
+    order: gr.Tab
     quality: gr.Radio
     strip: gr.HTML
     past: gr.HTML
@@ -289,7 +291,7 @@ def blocks(workshop: Workshop) -> gr.Blocks:
     with gr.Blocks(title="AsyncPatch", analytics_enabled=False) as made:
         parts = _laid_out(workshop)
         _pictures(made, Page(workshop), parts)
-        _jobs(made, Page(workshop), parts)
+        _jobs(Page(workshop), parts)
     whole: gr.Blocks = made
     return whole
 
@@ -330,7 +332,7 @@ def _laid_out(workshop: Workshop) -> Parts:
                         controls["width"] = _number("width", model.resolution, 8)
                         controls["height"] = _number("height", model.resolution, 8)
                     buttons["generate"] = gr.Button("Generate", variant="primary", elem_id="run-generate")
-                with gr.Tab("Order", id="order"):
+                with gr.Tab("Order", id="order") as order:
                     orders = {**ORDERS, **(BY_CERTAINTY if model.head is not None else {})}
                     controls["make"] = gr.Radio(list(MAKES), value=next(iter(MAKES)), label="Make", elem_id="make")
                     controls["order"] = gr.Radio(
@@ -369,7 +371,7 @@ def _laid_out(workshop: Workshop) -> Parts:
                         0, 4, INPUT_GUIDANCE, 0.1,
                     )  # fmt: skip
     named = {each.name: controls[each.name] for each in fields(Controls)}
-    return Parts(session, texts, named, surfaces, buttons, tabs, quality, strip_, past, examples, job, notice)
+    return Parts(session, texts, named, surfaces, buttons, tabs, order, quality, strip_, past, examples, job, notice)
 
 
 def _pictures(made: gr.Blocks, page: Page, parts: Parts) -> None:
@@ -420,12 +422,10 @@ def _pictures(made: gr.Blocks, page: Page, parts: Parts) -> None:
     gr.on([each.change for each in sizes], on_surface, [session, *values], [shown], **_QUIET).then(**show)
     made.load(on_surface, [session, *values], [shown], **_QUIET).then(**show)
     parts.surfaces["sides"].release(on_drag, None, sides, **_QUIET)
-    placed = "(...sides) => { asyncpatch.sides(...sides); }"
-    gr.on([each.change for each in sides], None, sides, js=placed, **_QUIET)
 
 
-def _jobs(made: gr.Blocks, page: Page, parts: Parts) -> None:
-    """What is run, and what is said of it before."""
+def _jobs(page: Page, parts: Parts) -> None:
+    """What is run, and the schedule before it is."""
     texts, controls, steps = parts.texts, parts.controls, parts.controls["steps"]
     inputs = [parts.session, texts["hole"], texts["order"], *controls.values()]
     painted = "(state, hole, order, ...rest) => [state, asyncpatch.hole(), asyncpatch.order(), ...rest]"
@@ -438,7 +438,7 @@ def _jobs(made: gr.Blocks, page: Page, parts: Parts) -> None:
 
     parts.quality.input(on_quality, [parts.quality], [steps], **_QUIET)
     steps.change(_word_for, [steps], [parts.quality], **_QUIET)
-    watched = [controls["order"].change, controls["make"].change, controls["pace"].release, made.load]
+    watched = [controls["order"].change, controls["make"].change, controls["pace"].release, parts.order.select]
     watched += [parts.surfaces["hole"].input, parts.surfaces["order"].input]
     gr.on(watched, on_strip, inputs, [parts.strip], trigger_mode="always_last", js=painted, **_QUIET)
 
@@ -567,7 +567,8 @@ def _reduced(picture: Picture, side: int) -> Image.Image:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "A" in image.mode:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return image.convert("RGB").resize(tuple(_canvas(*picture.size, side).values()), Image.Resampling.BOX)
+    size = _canvas(*picture.size, side)
+    return image.convert("RGB").resize((size["width"], size["height"]), Image.Resampling.BOX)
 
 
 def _url(image: Image.Image, kind: str = "PNG") -> str:

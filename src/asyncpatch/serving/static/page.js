@@ -153,6 +153,7 @@
         if (this.paints) this.radius.put(Math.max(2, Math.round(Math.min(this.width, this.height) / 14)));
       }
       this.image = image || document.createElement("canvas");
+      if (this.mode === "sides" && !this.pressed) this.sides = what.sides.map((side) => Math.max(0, side));
       this.inform();
       this.draw();
       this.buttons();
@@ -614,16 +615,10 @@
       document.querySelectorAll("async-painter").forEach((each) => each.show && each.show(shown));
       document.querySelector("async-past").show(shown);
     },
+    shown: () => shown,
     follow(text) { if (text) document.querySelector("async-job").follow(JSON.parse(text)); },
-    busy() { document.querySelector("async-job").say("Sending…"); },
     hole: () => painter("hole")?.data() || "",
     order: () => painter("order")?.data() || "",
-    sides(...sides) {
-      const each = painter("sides");
-      if (!each || !each.image) return;
-      each.sides = sides.map((side) => Math.max(0, Math.round(side || 0)));
-      each.draw();
-    },
   };
   customElements.define("async-painter", Painter);
   customElements.define("async-job", Job);
