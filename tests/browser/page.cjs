@@ -92,10 +92,11 @@ class Visitor {
   // levels of pictures, as the browser decodes them
   levels(...urls) {
     return this.page.evaluate((urls) => Promise.all(urls.map(async (url) => {
-      const bitmap = await createImageBitmap(await (await fetch(url)).blob());
-      const page = new OffscreenCanvas(bitmap.width, bitmap.height), context = page.getContext("2d");
-      context.drawImage(bitmap, 0, 0);
-      return { width: bitmap.width, height: bitmap.height, data: [...context.getImageData(0, 0, bitmap.width, bitmap.height).data] };
+      const image = Object.assign(new Image(), { src: url });
+      await image.decode();
+      const { width, height } = image, context = new OffscreenCanvas(width, height).getContext("2d");
+      context.drawImage(image, 0, 0);
+      return { width, height, data: [...context.getImageData(0, 0, width, height).data] };
     })), urls);
   }
 
@@ -170,7 +171,7 @@ const tests = {
     await visitor.painter("hole").getByLabel("Strength %").fill("50");
     await visitor.stroke("hole", [0.5, 0.5], [0.5, 0.5]);
     const values = await visitor.painter("hole").evaluate((each) => [...new Set(each.painted)].sort());
-    assert.deepEqual(values, [0, 128].map(Number).sort());
+    assert.deepEqual(values, [0, 127]);
   },
 
   async "the keyboard paints too"(visitor) {
@@ -401,7 +402,7 @@ const tests = {
     await visitor.page.click("#run-texture");
     await visitor.said("at least as large as the swatch");
     await visitor.tab("Generate");
-    await visitor.set("width", 90000);
+    await visitor.set("width", 900000);
     await visitor.page.click("#run-generate");
     await visitor.said("million pixels");
     assert.deepEqual(visitor.errors, []);
