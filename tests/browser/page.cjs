@@ -420,23 +420,26 @@ const tests = {
   },
 
   async "pictures for the documents"(visitor) {
-    const ready = async () => {
-      await visitor.open();
-      await visitor.example("lake");
-      await visitor.set("candidates", 3);
-      await visitor.set("seed", 1);
-      await visitor.stroke("hole", [0.18, 0.62], [0.3, 0.55], [0.42, 0.62]);
-      await visitor.run("inpaint");
-    };
-    await ready();
+    await visitor.open();
+    await visitor.example("orange");
+    await visitor.page.getByLabel("fast").check();
+    await visitor.set("candidates", 3);
+    await visitor.set("seed", 1);
+    await visitor.painter("hole").getByRole("slider", { name: "Size" }).fill("3");
+    await visitor.stroke("hole", [0.2, 0.32], [0.4, 0.4], [0.55, 0.36], [0.75, 0.48]);
+    await visitor.stroke("hole", [0.55, 0.36], [0.5, 0.7]);
+    await visitor.run("inpaint");
+    await visitor.page.getByLabel("how much of the picture before is shown").fill("30");
     await visitor.shot("ui");
-    await visitor.page.emulateMedia({ colorScheme: "dark" });
-    await ready();
+    await visitor.page.evaluate(() => document.body.classList.add("dark"));
     await visitor.shot("ui-dark");
     await visitor.page.setViewportSize({ width: 400, height: 1000 });
     await visitor.shot("ui-narrow", { fullPage: true });
     const wide = await visitor.page.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(wide <= 400, `the page is ${wide} pixels wide in a window of 400`);
+    await visitor.page.emulateMedia({ colorScheme: "dark" });
+    await visitor.open();
+    assert.ok(await visitor.page.evaluate(() => document.body.classList.contains("dark")));
   },
 };
 

@@ -338,8 +338,8 @@ def _laid_out(workshop: Workshop) -> Parts:
                     controls["order"] = gr.Radio(
                         list(orders), value="in a spiral", label="In which order", elem_id="order-kind"
                     )
-                    surfaces["order"] = _painter("order")
                     strip_ = gr.HTML(elem_classes="strip", elem_id="strip")
+                    surfaces["order"] = _painter("order")
                     controls["pace"] = _slider(
                         "Pace", "share of the steps that each pixel takes: less is stricter", 0.05, 1.0, 0.5, 0.05
                     )

@@ -22,7 +22,7 @@ PAUSE = 0.2
 """Seconds between two looks: more of them nobody sees."""
 STRIP = 9
 """Time fields that are kept of a run, at most twice as many."""
-UNSURE = 0.4
+UNSURE = 0.6
 """The expected error, of levels from -1 to 1, that is drawn brightest."""
 
 

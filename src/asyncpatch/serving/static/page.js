@@ -4,7 +4,7 @@
   "use strict";
 
   const STRENGTH = [237, 30, 121]; // the colour that a hole is painted in
-  const FIRST = [255, 214, 64], LAST = [38, 60, 160]; // of an order
+  const TIMES = [[255, 224, 90], [240, 90, 80], [60, 20, 120]]; // first, in the middle, last
   const UNDO = 40;
 
   const make = (tag, options = {}, ...children) => {
@@ -384,8 +384,7 @@
         for (let k = 0; k < this.painted.length; k++) {
           const value = this.painted[k];
           if (!value) continue;
-          const late = (value - 1) / 254;
-          const colour = this.mode === "hole" ? STRENGTH : FIRST.map((first, c) => first + (LAST[c] - first) * late);
+          const colour = this.mode === "hole" ? STRENGTH : when((value - 1) / 254);
           pixels.data.set(colour, 4 * k);
           pixels.data[4 * k + 3] = this.mode === "hole" ? 40 + value * 0.62 : 190;
         }
@@ -581,6 +580,11 @@
     stack.addEventListener("pointermove", slide);
     const words = make("figcaption", {}, make("span", { text: "before" }), range, make("span", { text: `after (seed ${seed})` }));
     return make("figure", { class: "compare" }, stack, words);
+  };
+
+  const when = (share) => {
+    const [a, b] = share < 0.5 ? [TIMES[0], TIMES[1]] : [TIMES[1], TIMES[2]], between = (2 * share) % 1 || Number(share === 1);
+    return a.map((value, c) => value + (b[c] - value) * between);
   };
 
   const spoken = (seconds) => seconds >= 90 ? `${(seconds / 60).toFixed(1)} minutes` : `${Math.max(1, Math.round(seconds))} seconds`;
