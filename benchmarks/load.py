@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import multiprocessing
 import socket
 import statistics
 import threading
@@ -17,12 +18,11 @@ import time
 from collections import Counter
 
 import httpx
-import uvicorn
 from PIL import Image
 
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.serving.jobs import Workshop
-from asyncpatch.serving.server import application
+from asyncpatch.serving.server import serve
 
 
 class Client(threading.Thread):
@@ -55,12 +55,19 @@ class Client(threading.Thread):
         answer.raise_for_status()
         id = answer.json()["id"]
         while (now := http.get(f"/api/jobs/{id}").raise_for_status().json())["state"] in ("waiting", "running"):
-            time.sleep(0.2)
+            time.sleep(0.5)
         if now["state"] != "done":
             raise RuntimeError(f"{now['state']}: {now['error']}")
         data = http.get(f"/api/jobs/{id}/pictures/0").raise_for_status().content
         Image.open(io.BytesIO(data)).load()
         self.counts["done"] += 1
+
+
+def listen(port: int, ready: multiprocessing.Queue[str]) -> None:
+    """The server, in a process of its own: the clients must not take its time."""
+    pipeline = AsyncPatchPipeline.default()
+    ready.put(pipeline.where())
+    serve(Workshop(pipeline), "127.0.0.1", port)
 
 
 def main() -> None:
@@ -69,15 +76,19 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--steps", type=int, default=4)
     chosen = options.parse_args()
-    pipeline = AsyncPatchPipeline.default()
-    workshop = Workshop(pipeline)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(application(workshop), port=port, log_level="warning"))
-    threading.Thread(target=server.run, daemon=True).start()
-    while not server.started:
-        time.sleep(0.05)
+    ready = multiprocessing.get_context("spawn").Queue()
+    server = multiprocessing.get_context("spawn").Process(target=listen, args=(port, ready), daemon=True)
+    server.start()
+    where = ready.get()
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/api")
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
     began = time.monotonic()
     clients = [Client(f"http://127.0.0.1:{port}", began + chosen.seconds, chosen.steps) for _ in range(chosen.clients)]
     for each in clients:
@@ -88,15 +99,14 @@ def main() -> None:
     for each in clients:
         counts.update(each.counts)
     seconds = time.monotonic() - began
-    print(f"on {pipeline.where()}: {chosen.clients} clients, jobs of {chosen.steps} steps, {seconds:.0f} s")
+    print(f"on {where}: {chosen.clients} clients, jobs of {chosen.steps} steps, {seconds:.0f} s")
     print(f"done {counts['done']}, lost {counts['lost']}, {counts['done'] / seconds:.1f} jobs a second")
     print(f"told that the queue is full: {counts['told that the queue is full']} times")
     if taken:
         print(f"from submitting to the picture: median {statistics.median(taken):.1f} s, longest {taken[-1]:.1f} s")
     fewest = min(each.counts["done"] for each in clients)
     print(f"the client that was served least: {fewest} jobs")
-    server.should_exit = True
-    workshop.close()
+    server.terminate()
     raise SystemExit(1 if counts["lost"] else 0)
 
 

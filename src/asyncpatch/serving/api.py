@@ -79,13 +79,13 @@ def router(workshop: Workshop) -> APIRouter:
         }  # fmt: skip
 
     def submit(
-        picture: UploadFile | None, mask: UploadFile | None, order: UploadFile | None, **given: str | None
-    ) -> Any:
+        picture: UploadFile | None, mask: UploadFile | None, order: UploadFile | None, doubt: bool, **given: Any
+    ) -> Any:  # fmt: skip
         """A job that waits its turn. What is left out is as usual."""
         files = (None if each is None else each.file.read() for each in (picture, mask, order))
         try:
             request = Request.of({name: value for name, value in given.items() if value not in (None, "")})
-            return workshop.status(workshop.submit(request, Given(*files)))
+            return workshop.status(workshop.submit(request, Given(*files), doubts=doubt))
         except Full as error:
             raise HTTPException(503, str(error), {"Retry-After": "5"}) from None
         except (ValueError, OverflowError) as error:
@@ -119,7 +119,7 @@ def router(workshop: Workshop) -> APIRouter:
     def preview(id: Id, what: Sight) -> Response:
         drawn = found(id).preview.drawn(what)
         if drawn is None:
-            raise HTTPException(404, "this model does not say how sure it is")
+            raise HTTPException(404, "it was not asked how sure it is (doubt), or this model does not say")
         file = io.BytesIO()
         drawn.save(file, "PNG")
         return _png(file.getvalue())
@@ -182,6 +182,8 @@ def _form() -> list[inspect.Parameter]:
             of = kinds[each.name] if each.name == "tool" else kinds[each.name] | None
             default = inspect.Parameter.empty if each.name == "tool" else None
             made.append(_parameter(each.name, Annotated[of, Form(description=words)], default))
+    words = "show also how sure the model is while it runs, which takes a little longer"
+    made.append(_parameter("doubt", Annotated[bool, Form(description=words)], False))
     for name, words in (
         ("picture", "all but generate: the picture, or the swatch"),
         ("mask", "inpaint, texture: white where the picture is to be repainted, grey: that much"),

@@ -136,13 +136,13 @@ class Workshop:
                 f"all candidates together may have {self.limits.megapixels:g} million pixels, and would have "
                 f"{wanted / 1e6:,.1f}: use a smaller picture, or ask for fewer"
             )
-        plan = request.plan(self.pipeline, Given(picture, given.mask, order))
-        return replace(plan, doubts=self.pipeline.uncertainty is not None)
+        return request.plan(self.pipeline, Given(picture, given.mask, order))
 
-    def submit(self, request: Request, given: Given = NOTHING) -> Job:
-        """A job that waits its turn. What is wrong with the request is a ValueError."""
+    def submit(self, request: Request, given: Given = NOTHING, *, doubts: bool = False) -> Job:
+        """A job that waits its turn. What is wrong with the request is a ValueError. With ``doubts``, and a model that
+        says how sure it is, that can be seen while it runs."""
         self._room(0)
-        plan = self.plan(request, given)
+        plan = replace(self.plan(request, given), doubts=doubts and self.pipeline.uncertainty is not None)
         seeds = plan.tasks[0].seeds
         work = Work(self.pipeline, plan, self.seconds_per_window, self._clock)
         if work.left > self.limits.seconds:

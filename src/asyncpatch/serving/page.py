@@ -231,7 +231,7 @@ class Page:
 
     def submitted(self, session: Session, request: Request, hole: str, order: str) -> str:
         """The job to follow, or what is wrong with the request."""
-        job = self.workshop.submit(request, self.given(session, request, hole, order))
+        job = self.workshop.submit(request, self.given(session, request, hole, order), doubts=True)
         doubt = self.workshop.pipeline.uncertainty is not None
         return json.dumps({**self.workshop.status(job), "doubt": doubt})
 
