@@ -21,7 +21,7 @@ INPUT_GUIDANCE = 1.0
 
 QUALITIES: dict[str, tuple[dict[str, Any], str]] = {
     "fast": ({"steps": 8}, "a first look"),
-    "balanced": ({"steps": 16}, "what the command line does"),
+    "balanced": ({"steps": 16}, "the usual"),
     "best": ({"steps": 32}, "twice the time"),
 }
 """Settings that go by one word, and what there is to say of each."""

@@ -326,8 +326,8 @@ const tests = {
     await visitor.painter("order").getByLabel("When").fill("5");
     await visitor.stroke("order", [0.1, 0.6], [0.9, 0.6]);
     await visitor.page.waitForSelector("#strip img");
-    await visitor.shot("ui-order");
     await visitor.run("order");
+    await visitor.shot("ui-order");
     await visitor.page.click("async-job summary");
     await visitor.page.waitForFunction(() => document.querySelector("async-job pre.command code").textContent.includes("--schedule order.png"));
     const [order] = await visitor.levels(await visitor.page.locator("async-job .inputs a").getAttribute("href"));

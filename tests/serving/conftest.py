@@ -1,12 +1,11 @@
-import io
 import threading
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.serving.jobs import Limits, Workshop
+from uploads import png
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +47,6 @@ def gate(monkeypatch):
     monkeypatch.setattr(AsyncPatchPipeline, "run", held)
     yield opened
     opened.set()
-
-
-def png(array, **options):
-    file = io.BytesIO()
-    Image.fromarray(np.asarray(array)).save(file, "PNG", **options)
-    return file.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ from asyncpatch.serving.jobs import Full, Limits, Unknown
 QUICK = {"steps": 2}
 
 
-def over(workshop, job):
+def over(job):
     while not job.over:
-        workshop.wait(job, 60)
+        time.sleep(0.005)
     return job
 
 
-def done(workshop, job):
-    assert over(workshop, job).state == "done", job.error
+def done(job):
+    assert over(job).state == "done", job.error
     return job
 
 
@@ -34,7 +35,7 @@ def levels(data):
 
 def test_a_job_makes_what_the_pipeline_makes(workshop, pipe, photo, hole, files):
     request = Request(tool="inpaint", n=2, seed=3, settings=QUICK)
-    job = done(workshop, workshop.submit(request, Given(*files)))
+    job = done(workshop.submit(request, Given(*files)))
     wanted = pipe.inpaint(photo, hole, n=2, seed=3, **QUICK)
     for k in range(2):
         made = levels(job.png(k))
@@ -45,10 +46,10 @@ def test_a_job_makes_what_the_pipeline_makes(workshop, pipe, photo, hole, files)
 
 
 def test_a_picture_says_how_it_was_made(workshop, files):
-    job = done(workshop, workshop.submit(Request(tool="inpaint", n=2, grow=1, settings=QUICK), Given(*files)))
+    job = done(workshop.submit(Request(tool="inpaint", n=2, grow=1, settings=QUICK), Given(*files)))
     alone = Request.from_text(read_text(job.png(1), KEY))
     assert alone == Request(tool="inpaint", grow=1, seed=job.made.seeds[1], settings=QUICK)
-    again = done(workshop, workshop.submit(alone, Given(*files)))
+    again = done(workshop.submit(alone, Given(*files)))
     assert np.abs(levels(again.png(0)).astype(int) - levels(job.png(1))).max() <= 1  # another batch, other rounding
 
 
@@ -67,7 +68,7 @@ def test_16_bits_and_profile_survive(workshop, photo, hole):
 
     deep = picture_from(photo.astype(np.uint16) * 257 + 3)
     job = workshop.submit(Request(tool="inpaint", settings=QUICK), Given(png_of(deep), png_of(picture_from(hole))))
-    made = picture_from(done(workshop, job).png(0))
+    made = picture_from(done(job).png(0))
     assert made.bits == 16
     assert np.array_equal(made.levels[hole == 0], deep.levels[hole == 0])
 
@@ -132,7 +133,7 @@ def test_what_is_no_picture_is_said(workshop, files):
 def test_an_order_can_be_painted_but_no_file_is_read(workshop, pipe, photo, hole, files):
     order = np.broadcast_to(np.linspace(0, 255, 60).astype(np.uint8), (40, 60)).copy()
     request = Request(tool="inpaint", seed=1, settings={"schedule": "painted", **QUICK})
-    job = done(workshop, workshop.submit(request, Given(photo, hole, order)))
+    job = done(workshop.submit(request, Given(photo, hole, order)))
     wanted = pipe.inpaint(photo, hole, seed=1, schedule=order, **QUICK)
     assert np.array_equal(levels(job.png(0)), np.asarray(wanted.images[0]))
     with pytest.raises(ValueError, match="no schedule '/etc/hostname'"):
@@ -143,15 +144,15 @@ def test_jobs_take_turns_and_a_full_queue_says_so(make, gate):
     workshop = make(waiting=2)
     first = workshop.submit(Request(tool="generate", settings=QUICK))
     while first.state == "waiting":
-        workshop.wait(first, 60)
+        time.sleep(0.005)
     others = [workshop.submit(Request(tool="generate", settings=QUICK)) for _ in range(2)]
     assert [workshop.place(job) for job in (first, *others)] == [0, 1, 2]
     with pytest.raises(Full, match="2 jobs wait"):
         workshop.submit(Request(tool="generate", settings=QUICK))
     gate.set()
     for job in (first, *others):
-        done(workshop, job)
-    done(workshop, workshop.submit(Request(tool="generate", settings=QUICK)))
+        done(job)
+    done(workshop.submit(Request(tool="generate", settings=QUICK)))
 
 
 def test_cancelling_stops_the_work_between_two_visits(make, monkeypatch):
@@ -175,7 +176,7 @@ def test_cancelling_stops_the_work_between_two_visits(make, monkeypatch):
     workshop.cancel(later)
     assert later.state == "cancelled"
     go.set()
-    assert over(workshop, job).state == "cancelled"
+    assert over(job).state == "cancelled"
     assert len(seen) == 1
     assert job.made is None
     with pytest.raises(Unknown):
@@ -188,7 +189,7 @@ def test_a_job_that_takes_too_long_is_stopped(make, monkeypatch, gate):
     job = workshop.submit(Request(tool="generate", settings={"steps": 2}))
     monkeypatch.setattr(Work, "taken", 6.0)
     gate.set()
-    assert over(workshop, job).state == "failed"
+    assert over(job).state == "failed"
     assert "longer than a job may, 5 seconds" in job.error
 
 
@@ -214,16 +215,16 @@ def test_a_crashed_job_harms_no_other(workshop, monkeypatch, error, said, caplog
 
     with monkeypatch.context() as patch:
         patch.setattr(AsyncPatchPipeline, "run", crash)
-        job = over(workshop, workshop.submit(Request(tool="generate", settings=QUICK)))
+        job = over(workshop.submit(Request(tool="generate", settings=QUICK)))
     assert job.state == "failed"
     assert said in job.error
-    done(workshop, workshop.submit(Request(tool="generate", settings=QUICK)))
+    done(workshop.submit(Request(tool="generate", settings=QUICK)))
 
 
 def test_results_are_kept_for_a_while(pipe, monkeypatch):
     now = [0.0]
     workshop = jobs.Workshop(pipe, Limits(minutes=1.0), clock=lambda: now[0])
-    job = done(workshop, workshop.submit(Request(tool="generate", settings=QUICK)))
+    job = done(workshop.submit(Request(tool="generate", settings=QUICK)))
     now[0] = 59.0
     assert workshop.job(job.id) is job
     now[0] = 61.0
@@ -237,7 +238,7 @@ def test_results_are_kept_for_a_while(pipe, monkeypatch):
 def test_where_room_is_short_the_oldest_results_go(make, monkeypatch):
     workshop = make(megapixels=0.0006)  # two pictures
     monkeypatch.setattr(jobs, "HELD", 2)
-    made = [done(workshop, workshop.submit(Request(tool="generate", settings=QUICK))) for _ in range(5)]
+    made = [done(workshop.submit(Request(tool="generate", settings=QUICK))) for _ in range(5)]
     with pytest.raises(Unknown):
         workshop.job(made[0].id)
     assert workshop.job(made[-1].id).made is not None
@@ -246,13 +247,12 @@ def test_where_room_is_short_the_oldest_results_go(make, monkeypatch):
 def test_previews_show_picture_and_times(workshop, files, monkeypatch):
     monkeypatch.setattr("asyncpatch.serving.preview.PAUSE", 0.0)
     request = Request(tool="inpaint", n=2, settings={"steps": 20})
-    job = done(workshop, workshop.submit(request, Given(*files)))
+    job = done(workshop.submit(request, Given(*files)))
     assert job.preview.number == 20
     times = np.asarray(job.preview.drawn("times").convert("L"))
     assert 200 < times[times.shape[0] // 2, times.shape[1] // 4] < 255  # nearly done, white
     assert job.preview.drawn("picture").size == job.preview.drawn("times").size
     assert job.preview.drawn("doubt") is None  # this model has no head
-    assert job.preview.strip().width > 5 * job.preview.strip().height
 
 
 def test_time_left_goes_by_the_work_that_is_done(pipe):

@@ -21,7 +21,7 @@ from asyncpatch.request import KEY, Request
 from asyncpatch.serving.jobs import Workshop
 from asyncpatch.serving.page import BY_CERTAINTY, EXAMPLES, MAKES, ORDERS, STATIC, Controls, Page, Session, restored
 from asyncpatch.serving.server import application
-from conftest import png
+from uploads import png
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,7 +156,7 @@ def test_a_job_of_the_page_and_going_on_from_it(page, workshop, files, photo, ho
     answer = json.loads(page.submitted(session, controls(n=2).request("inpaint"), url(files[1]), ""))
     job = workshop.job(answer["id"])
     while not job.over:
-        workshop.wait(job, 60)
+        time.sleep(0.005)
     page.further(session, job.id, 1)
     made = session.picture.levels
     assert np.array_equal(made[hole == 0], photo[hole == 0])

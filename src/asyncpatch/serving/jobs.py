@@ -185,12 +185,6 @@ class Workshop:
                 self._queue.remove(job)
                 self._end(job, "cancelled", "cancelled before it began")
 
-    def wait(self, job: Job, seconds: float) -> None:
-        """Until the job is over or has been seen to move, at most so long."""
-        seen = (job.state, job.work.done)
-        with self._changed:
-            self._changed.wait_for(lambda: job.over or (job.state, job.work.done) != seen, seconds)
-
     def status(self, job: Job) -> dict[str, Any]:
         """All there is to say of a job, as JSON has it."""
         waiting = job.state == "waiting"
@@ -249,14 +243,12 @@ class Workshop:
                 job = self._queue.popleft()
                 job.state = "running"
                 job.work.begin()
-                self._changed.notify_all()
             state, error = self._done(job)
             with self._changed:
                 self._end(job, state, error)
 
     def _end(self, job: Job, state: State, error: str) -> None:
         job.state, job.error, job.plan, job.ended = state, error, None, self._clock()
-        self._changed.notify_all()
 
     def _done(self, job: Job) -> tuple[State, str]:
         """How the job went, and what there is to say if it did not go well."""
@@ -268,9 +260,7 @@ class Workshop:
             if job.work.taken > self.limits.seconds:
                 raise _TooLong
             job.preview(glimpse)
-            with self._changed:
-                job.work.advance(glimpse.windows)
-                self._changed.notify_all()
+            job.work.advance(glimpse.windows)
 
         try:
             (job.made,) = self.pipeline.run(job.plan, watch)

@@ -24,7 +24,7 @@ from PIL import Image
 
 from asyncpatch.drawing import strip
 from asyncpatch.images import Picture, picture_from, read_text
-from asyncpatch.request import KEY, TOOLS, Given, Request, Tool
+from asyncpatch.request import KEY, Given, Request, Tool
 from asyncpatch.schedules import OpenLoop
 from asyncpatch.serving.jobs import Full, Unknown, Workshop
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, PAINTED, QUALITIES, SYNCHRONOUS, Settings
@@ -48,7 +48,7 @@ ORDERS = {
 }
 BY_CERTAINTY = {"sure parts first": "sequential", "sure parts faster": "paced"}
 """Orders that need a model with a head for uncertainty."""
-MAKES = {
+MAKES: dict[str, Tool] = {
     "a new picture": "generate",
     "the hole of the Inpaint tab": "inpaint",
     "the margin of the Outpaint tab": "outpaint",
@@ -195,7 +195,7 @@ class Page:
     def strip(self, session: Session, controls: Controls, hole: str, order: str) -> str:
         """The schedule as a strip, before anything is run."""
         try:
-            request = controls.request(_tool(controls.make), ordered=True)
+            request = controls.request(MAKES[controls.make], ordered=True)
             plan = self.workshop.plan(request, self.given(session, request, hole, order))
             schedule, (height, width) = self.workshop.pipeline.schedule(plan)
         except ValueError as error:
@@ -446,7 +446,7 @@ def _jobs(page: Page, parts: Parts) -> None:
         def on_run(now: Session, hole: str, order: str, *said: Any) -> str:
             says = Controls(*said)
             try:
-                request = says.request(_tool(says.make), ordered=True) if tool is None else says.request(tool)
+                request = says.request(MAKES[says.make], ordered=True) if tool is None else says.request(tool)
                 return page.submitted(now, request, hole, order)
             except (ValueError, Full) as error:
                 return json.dumps({"wrong": str(error)})
@@ -521,14 +521,6 @@ def _word_for(steps: float) -> str | None:
 
 def _painter(mode: str) -> gr.HTML:
     return gr.HTML(html_template=f'<async-painter mode="{mode}"></async-painter>', js_on_load=_LISTEN["painter"])
-
-
-def _tool(make: str) -> Tool:
-    return _tool_named(MAKES[make])
-
-
-def _tool_named(name: str) -> Tool:
-    return next(tool for tool in TOOLS if tool == name)
 
 
 def _whole(value: float | None, otherwise: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -15,13 +15,10 @@ from asyncpatch.frames import View, beside, fitted
 from asyncpatch.pipelines import Glimpse, Plan
 
 Sight = Literal["picture", "times", "doubt"]
-SIGHTS: tuple[Sight, ...] = get_args(Sight)
 """The picture that is expected (x-hat), the time field, and how far off the network takes itself to be."""
 
 PAUSE = 0.2
 """Seconds between two looks: more of them nobody sees."""
-STRIP = 9
-"""Time fields that are kept of a run, at most twice as many."""
 UNSURE = 0.6
 """The expected error, of levels from -1 to 1, that is drawn brightest."""
 
@@ -36,7 +33,6 @@ class Preview:
         """Of looks so far."""
         self._pictures, self._times = [self.view.given] * count, [self.view.hole] * count
         self._doubt = [torch.zeros_like(self.view.hole)] * count if plan.doubts else None
-        self._strip, self._every = [self.view.hole], 1
         self._clock, self._last, self._lock = clock, float("-inf"), threading.Lock()
 
     def __call__(self, glimpse: Glimpse) -> None:
@@ -51,10 +47,6 @@ class Preview:
             if self._doubt is not None and visit.out.logvar is not None:
                 self.view.lay(self._doubt, glimpse, torch.where(visit.t > 0, (0.5 * visit.out.logvar).exp(), 0.0))
             self.number += 1
-            if self.number % self._every == 0:
-                self._strip.append(self._times[0])
-                if len(self._strip) > 2 * STRIP:
-                    self._strip, self._every = self._strip[::2], 2 * self._every
         self._last = self._clock()
 
     def drawn(self, what: Sight) -> Image.Image | None:
@@ -71,10 +63,3 @@ class Preview:
                     return None
                 tiles = [heat(each[0], 0.0, UNSURE) for each in doubt]
         return beside([fitted(each) for each in tiles], 4)
-
-    def strip(self) -> Image.Image:
-        """The time fields of the first candidate, as it ran."""
-        with self._lock:
-            fields = list(self._strip)
-        some = fields[:: -(-len(fields) // STRIP)]
-        return beside([fitted(time_field(each[0])) for each in [*some, torch.zeros_like(some[0])]], STRIP + 1)
