@@ -75,7 +75,7 @@ def test_a_picture_that_is_dropped_is_shown_as_it_is(page, photo, files):
     shown = json.loads(page.shown(session, controls()))
     assert np.array_equal(np.asarray(image_in(shown["photo"]["src"])), photo)
     assert (shown["photo"]["width"], shown["photo"]["height"]) == (60, 40)
-    assert shown["order"] == {"src": "", "width": 16, "height": 16}
+    assert shown["order"] == {"src": "", "width": 16, "height": 16, "full": [16, 16]}
 
 
 def test_large_pictures_are_reduced_to_paint_on_and_not_to_work_with(page):
@@ -89,6 +89,8 @@ def test_large_pictures_are_reduced_to_paint_on_and_not_to_work_with(page):
     assert given.mask.shape == (20, 3000)
     assert (given.mask[:, 1502:] == 255).all()
     assert (given.mask[:, :1498] == 0).all()
+    whole = png(np.full((20, 3000), 255, np.uint8))
+    assert page.given(session, controls().request("inpaint"), url(whole), "").mask == whole  # a file, as it is
 
 
 @pytest.mark.parametrize("mode", ["16 bits", "transparent", "grey 16 bits"])

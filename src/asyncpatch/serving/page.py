@@ -181,7 +181,7 @@ class Page:
             height, width = controls.request("generate").size or (side, side)
             if height * width > self.workshop.limits.pixels:
                 return None
-            return {"src": "", **_canvas(height, width)}
+            return {"src": "", **_canvas(height, width), "full": [width, height]}
         if session.picture is None:
             return None
         if tool == "inpaint":
@@ -221,13 +221,22 @@ class Page:
         if request.tool == "inpaint":
             if not hole:
                 raise ValueError("nothing is painted yet: paint over what shall change, or load a mask")
-            mask = _painted(hole, size)
+            mask = self._painted(hole, size)
         painted = None
         if request.settings.get("schedule") == PAINTED:
             if not order:
                 raise ValueError("no order is painted yet: paint what shall come first")
-            painted = _painted(order, size)
+            painted = self._painted(order, size)
         return Given(picture, mask, painted)
+
+    def _painted(self, data: str, size: tuple[int, int]) -> object:
+        """What was painted at the size of the picture; a file that has that size as it is."""
+        raw = _bytes_of(data)
+        painted = picture_from(raw, limit=self.workshop.limits.pixels)
+        if painted.size == size:
+            return raw
+        image = Image.fromarray(np.ascontiguousarray(painted.levels[..., 0]))
+        return np.asarray(image.resize((size[1], size[0]), Image.Resampling.NEAREST))
 
     def submitted(self, session: Session, request: Request, hole: str, order: str) -> str:
         """The job to follow, or what is wrong with the request."""
@@ -535,13 +544,6 @@ def _bytes_of(data: str) -> bytes:
         raise ValueError("this is no picture") from error
 
 
-def _painted(data: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """What was painted, [H, W], at the size of the picture."""
-    levels = picture_from(_bytes_of(data), limit=SIDE * SIDE).levels[..., 0]
-    image = Image.fromarray(np.ascontiguousarray(levels))
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.NEAREST))
-
-
 def _canvas(height: int, width: int, side: int = SIDE) -> dict[str, int]:
     """The size of what is painted on, or shown."""
     scale = min(1.0, side / max(height, width))
@@ -549,7 +551,7 @@ def _canvas(height: int, width: int, side: int = SIDE) -> dict[str, int]:
 
 
 def _surface(picture: Picture) -> dict[str, Any]:
-    return {"src": _url(_reduced(picture, SIDE)), **_canvas(*picture.size)}
+    return {"src": _url(_reduced(picture, SIDE)), **_canvas(*picture.size), "full": [picture.width, picture.height]}
 
 
 def _reduced(picture: Picture, side: int) -> Image.Image:

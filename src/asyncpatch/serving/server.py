@@ -20,6 +20,9 @@ def application(workshop: Workshop, token: str | None = None) -> Guard:
 def serve(workshop: Workshop, host: str, port: int, token: str | None = None) -> None:
     """Until it is interrupted."""
     try:
-        uvicorn.run(application(workshop, token), host=host, port=port, log_level="warning")
+        # streams never end by themselves: they are not waited for
+        uvicorn.run(
+            application(workshop, token), host=host, port=port, log_level="warning", timeout_graceful_shutdown=1
+        )
     finally:
         workshop.close()

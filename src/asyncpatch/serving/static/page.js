@@ -6,6 +6,7 @@
   const STRENGTH = [237, 30, 121]; // the colour that a hole is painted in
   const TIMES = [[255, 224, 90], [240, 90, 80], [60, 20, 120]]; // first, in the middle, last
   const UNDO = 40;
+  const SNAP = 16; // of 255: how near to black or white a level of a lossy mask counts as black or white
 
   const make = (tag, options = {}, ...children) => {
     const { text, ...rest } = options;
@@ -37,6 +38,13 @@
     image.onload = () => resolve(image);
     image.onerror = () => reject(new Error("this is not a picture that the browser can show"));
     image.src = src;
+  });
+
+  const read = (file) => new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error("this file cannot be read"));
+    reader.readAsDataURL(file);
   });
 
   // ---- The picture, and what is painted over it
@@ -127,10 +135,7 @@
     take(file) {
       if (!file) return;
       this.say("");
-      const reader = new FileReader();
-      reader.onload = () => this.dispatchEvent(new CustomEvent("photo", { detail: reader.result }));
-      reader.onerror = () => this.say("this file cannot be read");
-      reader.readAsDataURL(file);
+      read(file).then((data) => this.dispatchEvent(new CustomEvent("photo", { detail: data })), (error) => this.say(error.message));
     }
 
     // A new picture under what is painted; paint stays where the size does.
@@ -146,13 +151,14 @@
       }
       const image = size.src ? await loaded(size.src) : null;
       if (!this.painted || this.width !== size.width || this.height !== size.height) {
-        [this.width, this.height] = [size.width, size.height];
+        [this.width, this.height, this.file] = [size.width, size.height, null];
         this.painted = new Uint8Array(this.width * this.height);
         this.past = [];
         this.future = [];
         if (this.paints) this.radius.put(Math.max(2, Math.round(Math.min(this.width, this.height) / 14)));
       }
       this.image = image || document.createElement("canvas");
+      this.full = size.full;
       if (this.mode === "sides" && !this.pressed) this.sides = what.sides.map((side) => Math.max(0, side));
       this.inform();
       this.draw();
@@ -192,6 +198,7 @@
     }
 
     changed() {
+      this.file = null;
       this.draw();
       this.buttons();
       this.say("");
@@ -328,19 +335,23 @@
         let sheet = false; // strokes on a transparent sheet: what is opaque counts
         for (let k = 3; k < pixels.length && !sheet; k += 4) sheet = pixels[k] < 255;
         this.remember();
+        const lossy = !["image/png", "image/bmp", "image/gif"].includes(file.type); // an encoder blurs what was drawn
         for (let k = 0; k < this.painted.length; k++) {
           const [r, g, b, a] = pixels.subarray(4 * k, 4 * k + 4);
-          this.painted[k] = sheet ? a : Math.round(0.299 * r + 0.587 * g + 0.114 * b);
+          const value = sheet ? a : Math.round(0.299 * r + 0.587 * g + 0.114 * b);
+          this.painted[k] = lossy && value <= SNAP ? 0 : lossy && value >= 255 - SNAP ? 255 : value;
         }
         this.changed();
+        if (image.width === this.full[0] && image.height === this.full[1]) this.file = await read(file); // every pixel of it
         this.say(sheet ? "The mask has transparent parts: what is opaque will be repainted." : "");
       } catch (error) {
         this.say(`The mask cannot be used: ${error.message}.`);
       } finally { URL.revokeObjectURL(url); }
     }
 
-    // What was painted, as a PNG in a data URL: levels of grey. Empty where nothing was.
+    // What was painted, as a PNG in a data URL: levels of grey; or the mask file. Empty where nothing was.
     data() {
+      if (this.file) return this.file;
       if (!this.painted || !this.painted.some((value) => value)) return "";
       const page = make("canvas", { width: this.width, height: this.height });
       const context = page.getContext("2d"), pixels = context.createImageData(this.width, this.height);
