@@ -1,9 +1,11 @@
-# make test | demo | docs | figures | bench: each sets up what it needs, in .venv.
+# make test | test-ui | demo | docs | figures | bench: each sets up what it needs, in .venv (and the browser in build).
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test lint types unit docs demo figures bench clean
+BROWSER := build/browser/ready
+
+.PHONY: test test-ui lint types unit docs demo figures bench clean
 
 test: lint types docs unit
 
@@ -28,10 +30,21 @@ unit: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
+# a real browser: Debian's Chromium, driven by playwright-core; CHROMIUM names another one
+$(BROWSER):
+	@mkdir -p $(@D)
+	command -v chromium >/dev/null || [ -n "$$CHROMIUM" ] || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
+	npm install --silent --no-audit --no-fund --prefix $(@D) playwright-core@1.65.0
+	@touch $@
+
+test-ui: $(READY) $(BROWSER)
+	OMP_NUM_THREADS=1 NODE_PATH=$(dir $(BROWSER))node_modules node tests/browser/page.cjs $(BIN)/asyncpatch build/ui
+
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-figures: $(READY)
+figures: $(READY) $(BROWSER)
+	$(BIN)/python examples/scenes.py src/asyncpatch/serving/static
 	$(BIN)/python examples/demo.py docs/images/demo.png
 	$(BIN)/python examples/gallery.py
 	$(BIN)/python examples/islands.py docs/images/islands.png
@@ -40,6 +53,7 @@ figures: $(READY)
 	$(BIN)/python examples/likelihood.py docs/images/likelihood.png
 	$(BIN)/python examples/adaptive.py docs/images
 	$(BIN)/python benchmarks/coverage.py
+	NODE_PATH=$(dir $(BROWSER))node_modules node tests/browser/page.cjs $(BIN)/asyncpatch docs/images 'time can be painted' 'documents'
 
 bench: $(READY)
 	$(BIN)/python benchmarks/core.py

@@ -28,7 +28,7 @@ def test_a_coarse_stage_fills_the_whole_hole(pipe):
     hole = torch.zeros(1, 64, 64)
     hole[:, 8:56, 8:56] = 1
     frames, _ = watched(pipe, pipe.plan_inpaint(photo(64, 64), hole, steps=2))
-    assert frames.view == (0, 0, 64, 64)
+    assert frames.view.box == (0, 0, 64, 64)
     first = np.asarray(frames.frames[0])[::2, ::2]  # enlarged twice
     grey = np.abs(first.astype(int) - 128).max(-1) <= 1
     assert grey[8:56, 8:56].mean() < 0.2
@@ -43,11 +43,11 @@ def test_every_candidate_is_shown(pipe):
 def test_what_waits_is_grey_and_a_texture_is_shown_whole(pipe):
     plan = pipe.plan_texture(photo(16, 16), (60, 60), steps=2)
     frames, _ = watched(pipe, plan)
-    assert frames.view == (0, 0, 60, 60)
+    assert frames.view.box == (0, 0, 60, 60)
     first = np.asarray(frames.frames[0])[::2, ::2].astype(int)
     assert (np.abs(first[:6] - 128) <= 1).all()
     partly = pipe.plan_texture(photo(60, 60), hole=np.pad(np.full((4, 4), 255, np.uint8), (0, 56)))
-    assert Frames(partly, 16).view == (0, 0, 60, 60)
+    assert Frames(partly, 16).view.box == (0, 0, 60, 60)
 
 
 def test_a_long_run_is_thinned_evenly(pipe, monkeypatch, tmp_path):

@@ -25,7 +25,8 @@ sampling guidance coverage drawing windows environment codecs
 completion likelihood baselines
 models data metrics images settings
 train pipelines
-frames judging evaluation
+frames judging evaluation progress request
+serving
 recipes
 cli
 __main__

@@ -33,8 +33,16 @@ from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precisio
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.process import PROCESSES
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, LOOK_AHEAD, SYNCHRONOUS, Settings, solver_for_new
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise, Schedule
+from asyncpatch.settings import (
+    INPUT_GUIDANCE,
+    LABEL_GUIDANCE,
+    LOOK_AHEAD,
+    PAINTED,
+    SYNCHRONOUS,
+    Settings,
+    solver_for_new,
+)
 from asyncpatch.steps import ddim, heun, multistep
 
 SHIPPED = "asyncpatch-64"
@@ -64,17 +72,23 @@ class Plan:
     """Opposite edges are joined."""
     notes: tuple[str, ...] = ()
     """What there is to say to the user."""
+    order: Picture | None = None
+    """Where the schedule is a picture: dark pixels come first."""
+    doubts: bool = False
+    """Ask how sure the network is, for an onlooker, also where the schedule does not."""
 
     def __post_init__(self) -> None:
         if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
             raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
         name = self.settings.schedule
-        if name != SYNCHRONOUS and not doubts(name) and _ordered(name) is None and not Path(name).is_file():
-            known = ", ".join((SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD))
-            raise ImageError(
-                f"schedule must be {known}, raster:16 (patches of so many pixels) or a picture file; there is no file "
-                f"{name!r}"
-            )
+        if self.order is None and not is_schedule(name):
+            if not Path(name).is_file():
+                known = ", ".join((SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD))
+                raise ImageError(
+                    f"schedule must be {known}, raster:16 (patches of so many pixels) or a picture file; there is no "
+                    f"file {name!r}"
+                )
+            object.__setattr__(self, "order", picture_from(name))
 
 
 class Row(NamedTuple):
@@ -120,8 +134,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     ``generate``, ``inpaint``, ``outpaint`` and ``texture`` take, beside what each names, a ``seed`` (further pictures
     get the next numbers) and every field of `asyncpatch.settings.Settings`: steps, solver, eta, class_guidance,
     input_guidance, refine, schedule, pace, batch. Pictures are paths, Pillow pictures, numpy arrays or tensors, as
-    `images.picture_from` takes them. ``plan_...`` does everything but the work, ``work`` says how much it is, and
-    ``run`` does it.
+    `images.picture_from` takes them, also where the schedule is one. ``plan_...`` does everything but the work,
+    ``work`` says how much it is, and ``run`` does it.
     """
 
     config: Any
@@ -280,11 +294,12 @@ class AsyncPatchPipeline(DiffusionPipeline):
         for name, side in (("height", height), ("width", width)):
             checks.at_least(name, side, 8)
         task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
+        settings, order = _painted(settings)
         usual = solver_for_new(settings.get("eta", Settings.eta), settings.get("schedule", Settings.schedule))
         settings = {"solver": usual, **settings}
         if task.label != NULL_LABEL:
             settings = {"class_guidance": LABEL_GUIDANCE, **settings}
-        return Plan([task], Settings.of(settings))
+        return Plan([task], Settings.of(settings), order=order)
 
     def plan_inpaint(
         self, picture: object, hole: object, n: int = 1, *, label: str | int | None = None, invert: bool = False,
@@ -297,7 +312,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not bool(shaped.any()):
             raise ImageError(f"nothing to repaint: the mask shrank away by {-grow} pixels")
         task = Task(whole, shaped, _seeds(seed, n), self.label(label))
-        return Plan([task], _guided(settings), notes=(*whole.notes, *read.notes))
+        settings, order = _painted(settings)
+        return Plan([task], _guided(settings), notes=(*whole.notes, *read.notes), order=order)
 
     def plan_outpaint(
         self, picture: object, n: int = 1, *, left: int = 0, top: int = 0, right: int = 0, bottom: int = 0,
@@ -306,7 +322,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         whole = picture_from(picture)
         larger, hole = whole.extended(left, top, right, bottom)
         task = Task(larger, hole, _seeds(seed, n), self.label(label))
-        return Plan([task], _guided(settings), notes=whole.notes)
+        settings, order = _painted(settings)
+        return Plan([task], _guided(settings), notes=whole.notes, order=order)
 
     def plan_texture(
         self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, tileable: bool = False,
@@ -337,7 +354,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not bool((new < 1).any()):
             raise ImageError("nothing of the swatch is left to grow from: give a larger one")
         task = Task(whole, new, _seeds(seed, n), self.label(label))
-        return Plan([task], _guided(settings), rings=True, wrap=tileable, notes=notes)
+        settings, order = _painted(settings)
+        return Plan([task], _guided(settings), rings=True, wrap=tileable, notes=notes, order=order)
 
     # ---- The work
 
@@ -348,6 +366,14 @@ class AsyncPatchPipeline(DiffusionPipeline):
             hole = torch.stack([row.box.of(plan.tasks[row.task].hole) for row in rows])
             total += plan.settings.questions * filling.work(hole, _orders(plan, rows))
         return total
+
+    def schedule(self, plan: Plan) -> tuple[Schedule, tuple[int, int]]:
+        """The schedule by which the plan begins, and the height and width of its time fields: those of the first scale
+        of the first box."""
+        filling, rows = self._completion(plan), next(self._batches(plan))[:1]
+        stage = next(filling.stages(rows[0].box.of(plan.tasks[rows[0].task].hole)[None]))
+        height, width = filling.codec.tokens(stage.start).shape[2:]
+        return filling.schedule(stage, _orders(plan, rows)), (height, width)
 
     def run(self, plan: Plan, watch: Watch | None = None) -> list[Made]:
         """What the plan makes of each task. Boxes of the same shape are filled together, whatever picture they are of.
@@ -407,7 +433,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         leading = schedule_from(how.schedule)
         step = {"multistep": multistep, "heun": heun}.get(how.solver, partial(ddim, eta=how.eta))
         return Completion(
-            denoiser=self.denoiser(how.batch, doubts=doubts(how.schedule)), process=model.process,
+            denoiser=self.denoiser(how.batch, doubts=plan.doubts or doubts(how.schedule)), process=model.process,
             step=step(model.process), make=None if leading is None else partial(leading, model.process),
             window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, pace=how.pace,
             rings=plan.rings, wrap=plan.wrap, prepare=guided, callback=callback,
@@ -429,6 +455,19 @@ def shipped_model() -> Path:
 def doubts(schedule: str) -> bool:
     """Whether a schedule of that name asks how sure the network is."""
     return schedule == LOOK_AHEAD or schedule_from(schedule) is not None
+
+
+def is_schedule(name: str) -> bool:
+    """Whether a schedule goes by that name, so that no file is meant."""
+    return name == SYNCHRONOUS or doubts(name) or _ordered(name) is not None
+
+
+def _painted(settings: dict[str, Any]) -> tuple[dict[str, Any], Picture | None]:
+    """A schedule that is given as a picture goes beside the settings."""
+    given = settings.get("schedule", SYNCHRONOUS)
+    if isinstance(given, str):
+        return settings, None
+    return {**settings, "schedule": PAINTED}, picture_from(given)
 
 
 def _guided(settings: dict[str, Any]) -> Settings:
@@ -472,17 +511,16 @@ def _ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
 
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
-    name = plan.settings.schedule
-    if name == SYNCHRONOUS or doubts(name):
-        return None
-    known = _ordered(name)
-    if known is not None:
+    name, painted = plan.settings.schedule, plan.order
+    if painted is None:
+        known = _ordered(name)
+        if known is None:
+            return None
         draw, patch = known
         box = rows[0].box
         height, width = box.bottom - box.top, box.right - box.left
         longer = max(height, width)
         return draw(height, width, min(patch, longer) or max(1, longer // 8)).float()[None, None]
-    painted = picture_from(name)
     for row in rows:
         size = plan.tasks[row.task].picture.size
         if painted.size != size:

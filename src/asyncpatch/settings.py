@@ -9,8 +9,8 @@ from asyncpatch.options import check, setting, types_of
 
 Solver = Literal["ddim", "multistep", "heun"]
 
-SYNCHRONOUS, LOOK_AHEAD = "synchronous", "lookahead"
-"""All pixels together; and so, with a look at what comes."""
+SYNCHRONOUS, LOOK_AHEAD, PAINTED = "synchronous", "lookahead", "painted"
+"""All pixels together; so, with a look at what comes; and in the order of a picture that was given as one."""
 
 LABEL_GUIDANCE = 1.5
 """Class guidance of new pictures of a label, unless something else is said."""
@@ -21,8 +21,8 @@ INPUT_GUIDANCE = 1.0
 
 QUALITIES: dict[str, tuple[dict[str, Any], str]] = {
     "fast": ({"steps": 8}, "a first look"),
-    "balanced": ({"steps": 16}, "as good as hundreds of plain steps"),
-    "best": ({"steps": 32}, "twice the time, a little better"),
+    "balanced": ({"steps": 16}, "the usual"),
+    "best": ({"steps": 32}, "twice the time"),
 }
 """Settings that go by one word, and what there is to say of each (docs/adaptive.md has the figures)."""
 

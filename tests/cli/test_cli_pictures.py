@@ -10,7 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from asyncpatch.cli import app
-from asyncpatch.cli.pictures import shard_from, size_from, spoken
+from asyncpatch.cli.pictures import shard_from, size_from
+from asyncpatch.progress import spoken
 from asyncpatch.settings import Settings
 
 

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from asyncpatch import __version__
-from asyncpatch.cli import judging, pictures, training
+from asyncpatch.cli import judging, pictures, serving, training
 
 app = typer.Typer(
     name="asyncpatch", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None,
     help="Asynchronous diffusion: image models in which every pixel has its own noise level.",
 )  # fmt: skip
 app.add_typer(pictures.app)
+app.add_typer(serving.app)
 app.add_typer(judging.app)
 app.add_typer(training.app)
 

@@ -243,14 +243,15 @@ def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Gli
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    from asyncpatch.progress import Work, spoken
+
     console = Console(stderr=True)
-    total = pipeline.work(plan)
-    seconds = total * pipeline.seconds_per_window()
-    if seconds > LONG:
-        console.print(f"about {spoken(seconds)} on {pipeline.where()}: the network sees {total:,} windows")
+    work = Work(pipeline, plan, pipeline.seconds_per_window())
+    if work.left > LONG:
+        console.print(f"about {spoken(work.left)} on {pipeline.where()}: the network sees {work.total:,} windows")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("denoising", total=total)
+        bar = progress.add_task("denoising", total=work.total)
 
         def onlooker(glimpse: Glimpse) -> None:
             progress.advance(bar, glimpse.windows)
@@ -258,13 +259,6 @@ def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Gli
                 watch(glimpse)
 
         return pipeline.run(plan, onlooker)
-
-
-def spoken(seconds: float) -> str:
-    for length, name in ((3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.1f} {name}"
-    return f"{seconds:.0f} seconds"
 
 
 def size_from(text: str) -> tuple[int, int]:

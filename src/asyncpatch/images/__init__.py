@@ -27,7 +27,9 @@ from asyncpatch.images.reading import blank as blank
 from asyncpatch.images.reading import picture_from as picture_from
 from asyncpatch.images.reading import read_hole as read_hole
 from asyncpatch.images.reading import read_picture as read_picture
+from asyncpatch.images.reading import read_text as read_text
 from asyncpatch.images.writing import WRITABLE as WRITABLE
 from asyncpatch.images.writing import check_target as check_target
+from asyncpatch.images.writing import png_of as png_of
 from asyncpatch.images.writing import write as write
 from asyncpatch.images.writing import write_bytes as write_bytes

@@ -69,7 +69,7 @@ def read_picture(path: str | os.PathLike[str], *, limit: int = PIXELS) -> Pictur
 def picture_from(source: object, *, limit: int = PIXELS) -> Picture:
     """A picture from whatever holds one:
 
-    - a path (str or Path), as `read_picture`; a `Picture`, as it is;
+    - a path (str or Path), as `read_picture`; the bytes of a file, likewise; a `Picture`, as it is;
     - a Pillow picture, in the depth that it has, upright by its EXIF tag;
     - a numpy array [H, W], [H, W, 1], [H, W, 3], or with alpha last [H, W, 2], [H, W, 4]: uint8, uint16, bool, or
       floating point in [0, 1], which is rounded to 8 bits;
@@ -79,6 +79,8 @@ def picture_from(source: object, *, limit: int = PIXELS) -> Picture:
         return source
     if isinstance(source, str | os.PathLike):
         return read_picture(source, limit=limit)
+    if isinstance(source, bytes):
+        return _picture(_read_bytes(source, "the picture", limit), "the picture")
     if isinstance(source, Image.Image):
         return _picture(_from_pil(source, "the picture", limit), "the picture")
     if isinstance(source, Tensor):
@@ -93,8 +95,19 @@ def picture_from(source: object, *, limit: int = PIXELS) -> Picture:
     if isinstance(source, np.ndarray):
         return _picture(_from_array(source, "the picture"), "the picture")
     raise ImageError(
-        f"a picture must be a path, a Pillow picture, a numpy array or a tensor, got {type(source).__name__}"
+        f"a picture must be a path, bytes, a Pillow picture, a numpy array or a tensor, got {type(source).__name__}"
     )
+
+
+def read_text(source: object, key: str) -> str | None:
+    """What `write` was given as text under a key, of a PNG as path or bytes; None where there is none."""
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with _guarded("the picture", PIXELS, None), Image.open(file, formats=("PNG",)) as image:
+            found = image.info.get(key)
+    except ImageError:
+        return None
+    return str(found) if isinstance(found, str) else None
 
 
 def blank(height: int, width: int, *, limit: int = PIXELS) -> Picture:
@@ -114,8 +127,9 @@ def read_hole(
     a mask of another size is an error, it is never stretched. ``invert`` is for masks that are white where the
     picture stays. A mask in which nothing is to be repainted is an error.
 
-    ``source`` is a path, a Pillow picture, a numpy array (bool, uint8, uint16, or floating point in [0, 1]; [H, W] or
-    as `picture_from` takes them) or a tensor ([H, W], [1, H, W] or [1, 1, H, W]; bool, or floating point in [0, 1]).
+    ``source`` is a path, the bytes of a file, a Pillow picture, a numpy array (bool, uint8, uint16, or floating point
+    in [0, 1]; [H, W] or as `picture_from` takes them) or a tensor ([H, W], [1, H, W] or [1, 1, H, W]; bool, or floating
+    point in [0, 1]).
 
     - Of a coloured mask the brightness (luma) counts, and that is said.
     - Of a mask with transparency, when all that shows has one colour, the alpha counts, whatever the colour: strokes
@@ -130,7 +144,9 @@ def read_hole(
         hole = hole_array("the mask", source)
     else:
         if isinstance(source, str | os.PathLike):
-            read = _read(Path(source), limit)
+            read = _read(Path(source), limit, size)
+        elif isinstance(source, bytes):
+            read = _read_bytes(source, name, limit, size)
         elif isinstance(source, Image.Image):
             read = _from_pil(source, name, limit)
         elif isinstance(source, np.ndarray):
@@ -142,7 +158,8 @@ def read_hole(
                 )
         else:
             raise ImageError(
-                f"a mask must be a path, a Pillow picture, a numpy array or a tensor, got {type(source).__name__}"
+                "a mask must be a path, bytes, a Pillow picture, a numpy array or a tensor, got "
+                f"{type(source).__name__}"
             )
         notes += read.notes
         hole = _whiteness(read, name, notes)
@@ -184,7 +201,7 @@ def _picture(read: _Read, name: str) -> Picture:
     )
 
 
-def _read(path: Path, limit: int) -> _Read:
+def _read(path: Path, limit: int, size: tuple[int, int] | None = None) -> _Read:
     try:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
@@ -201,19 +218,32 @@ def _read(path: Path, limit: int) -> _Read:
     except (OSError, ValueError) as error:  # ValueError: a name with a null in it
         raise ImageError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
     with file:
-        return _decode(lambda: Image.open(file, formats=READABLE), str(path), limit, file)
+        return _decode(lambda: Image.open(file, formats=READABLE), str(path), limit, file, size)
+
+
+def _read_bytes(data: bytes, name: str, limit: int, size: tuple[int, int] | None = None) -> _Read:
+    if not data:
+        raise ImageError(f"{name}: the file is empty (0 bytes); get it anew")
+    file = io.BytesIO(data)
+    return _decode(lambda: Image.open(file, formats=READABLE), name, limit, file, size)
 
 
 def _from_pil(image: Image.Image, name: str, limit: int) -> _Read:
     return _decode(lambda: image, name, limit)
 
 
-def _decode(source: Callable[[], Image.Image], name: str, limit: int, file: IO[bytes] | None = None) -> _Read:
-    """``source`` gives the picture, with a ``file`` anew each time that it is called."""
+def _decode(
+    source: Callable[[], Image.Image], name: str, limit: int, file: IO[bytes] | None = None,
+    size: tuple[int, int] | None = None,
+) -> _Read:  # fmt: skip
+    """``source`` gives the picture, with a ``file`` anew each time that it is called. A mask that cannot have the right
+    ``size``, whichever way it is turned, is not unpacked."""
     notes: list[str] = []
     with _guarded(name, limit, file) as said:
         image = source()
         require_pixels(name, image.height, image.width, limit)
+        if size is not None and sorted(size) != sorted(image.size):
+            _same_size(name, (image.height, image.width), size)
         deep = _other_bytes(image) if file else None
         shallow = file is not None and deep is None and _deeper_than_read(image)
         image.load()

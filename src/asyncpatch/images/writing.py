@@ -7,11 +7,13 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from PIL.PngImagePlugin import PngInfo
 
 from asyncpatch.images.picture import (
     ImageError,
@@ -66,22 +68,28 @@ def write(
     *,
     force: bool = False,
     inputs: Iterable[str | os.PathLike[str]] = (),
+    text: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Writes a picture in the format that the suffix says, and returns notes on what the format could not keep.
 
     PNG, WebP and TIFF are lossless here: every level comes back as it was. PNG keeps 16 bits of everything, TIFF of
     opaque grey, WebP of nothing (and no resolution); the rest is rounded to 8 bits. JPEG, at quality 95 and full
     colour resolution, **cannot keep pixels exact**, and has no transparency (it is laid over white). Profile, EXIF and
-    resolution are kept where the format has a place for them.
+    resolution are kept where the format has a place for them. ``text``, notes by their keys, goes into PNG alone.
 
     An existing file is overwritten only with ``force``, and one of ``inputs`` never. The file is written under
     another name in the same folder and then renamed: nobody ever sees half of it.
     """
     path, inputs = Path(path), tuple(inputs)
     check_target(path, force=force, inputs=inputs)
-    data, notes = _encoded(picture, WRITABLE[path.suffix.lower()], str(path))
+    data, notes = _encoded(picture, WRITABLE[path.suffix.lower()], str(path), text)
     write_bytes(data, path, lambda: check_target(path, force=force, inputs=inputs))
     return notes
+
+
+def png_of(picture: Picture, text: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """The bytes of the PNG that `write` would write."""
+    return _encoded(picture, "PNG", "the picture", text)[0]
 
 
 def write_bytes(data: bytes, path: Path, check: Callable[[], None]) -> None:
@@ -101,7 +109,7 @@ def write_bytes(data: bytes, path: Path, check: Callable[[], None]) -> None:
         raise ImageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _encoded(picture: Picture, kind: str, name: str) -> tuple[bytes, tuple[str, ...]]:
+def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) -> tuple[bytes, tuple[str, ...]]:
     notes: list[str] = []
     largest = _LARGEST.get(kind)
     if largest and max(picture.size) > largest:
@@ -127,12 +135,16 @@ def _encoded(picture: Picture, kind: str, name: str) -> tuple[bytes, tuple[str, 
         notes.append("the EXIF block is too long for JPEG, and was left out")
         exif = None
     if kind == "PNG" and picture.bits == 16:
-        return _png_of_16_bits(picture, profile, exif), tuple(notes)
+        return _png_of_16_bits(picture, profile, exif, text), tuple(notes)
     options: dict[str, Any] = {"icc_profile": profile}
     if exif:
         options["exif"] = exif
     if picture.dpi and kind != "WEBP":
         options["dpi"] = picture.dpi
+    if kind == "PNG" and text:
+        options["pnginfo"] = PngInfo()
+        for key, value in text.items():
+            options["pnginfo"].add_itxt(key, value)
     if kind == "JPEG":
         options |= {"quality": 95, "subsampling": 0}
     elif kind == "WEBP":
@@ -147,7 +159,9 @@ def _encoded(picture: Picture, kind: str, name: str) -> tuple[bytes, tuple[str, 
     return file.getvalue(), tuple(notes)
 
 
-def _png_of_16_bits(picture: Picture, profile: bytes | None, exif: bytes | None) -> bytes:
+def _png_of_16_bits(
+    picture: Picture, profile: bytes | None, exif: bytes | None, text: Mapping[str, str]
+) -> bytes:  # fmt: skip
     """A PNG by hand: Pillow writes 16 bits of grey alone."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
@@ -170,6 +184,8 @@ def _png_of_16_bits(picture: Picture, profile: bytes | None, exif: bytes | None)
         parts.append(chunk(b"pHYs", struct.pack(">IIB", across, down, 1)))
     if exif:
         parts.append(chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")))
+    for key, value in text.items():
+        parts.append(chunk(b"iTXt", key.encode("latin-1") + bytes(5) + value.encode()))
     packed = zlib.compress(filtered.tobytes())
     step = 1 << 30  # a chunk holds less than 2 GiB
     parts += [chunk(b"IDAT", packed[start : start + step]) for start in range(0, len(packed), step)]

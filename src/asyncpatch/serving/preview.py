@@ -1,0 +1,66 @@
+"""What is seen of a job while it runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from PIL import Image
+
+from asyncpatch.drawing import heat, picture, time_field
+from asyncpatch.frames import View, beside, fitted
+from asyncpatch.pipelines import Glimpse, Plan
+
+Sight = Literal["picture", "times", "doubt"]
+"""The picture that is expected (x-hat), the time field, and how far off the network takes itself to be."""
+
+PAUSE = 0.2
+"""Seconds between two looks: more of them nobody sees."""
+UNSURE = 0.6
+"""The expected error, of levels from -1 to 1, that is drawn brightest."""
+
+
+class Preview:
+    """An onlooker that can be asked, by another thread, what it last saw of all candidates."""
+
+    def __init__(self, plan: Plan, window: int, clock: Callable[[], float] = time.monotonic) -> None:
+        count = len(plan.tasks[0].seeds)
+        self.view = View(plan, window)
+        self.number = 0
+        """Of looks so far."""
+        self._pictures, self._times = [self.view.given] * count, [self.view.hole] * count
+        self._doubt = [torch.zeros_like(self.view.hole)] * count if plan.doubts else None
+        self._clock, self._last, self._lock = clock, float("-inf"), threading.Lock()
+
+    def __call__(self, glimpse: Glimpse) -> None:
+        if self._clock() - self._last < PAUSE:
+            return
+        moment, visit = glimpse.moment, glimpse.moment.visit
+        if visit.out is None:
+            return
+        with self._lock:
+            self.view.lay(self._pictures, glimpse, moment.pictures(visit.out.x))
+            self.view.lay(self._times, glimpse, moment.pixels(visit.t))
+            if self._doubt is not None and visit.out.logvar is not None:
+                expected = torch.where(visit.t > 0, (0.5 * visit.out.logvar).exp(), 0.0)
+                self.view.lay(self._doubt, glimpse, moment.pixels(expected))
+            self.number += 1
+        self._last = self._clock()
+
+    def drawn(self, what: Sight) -> Image.Image | None:
+        """All candidates beside each other; None where the network does not say how sure it is."""
+        with self._lock:
+            pictures, times, doubt = list(self._pictures), list(self._times), self._doubt and list(self._doubt)
+        match what:
+            case "picture":
+                tiles = [picture(each) for each in pictures]
+            case "times":
+                tiles = [time_field(each[0]) for each in times]
+            case "doubt":
+                if doubt is None:
+                    return None
+                tiles = [heat(each[0], 0.0, UNSURE) for each in doubt]
+        return beside([fitted(each) for each in tiles], 4)
