@@ -36,3 +36,25 @@ def tiny_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "model"
     Model(net, RectifiedFlow(), "v", 16, ("tabby", "cat", "Golden retriever")).save(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_latent_model(tmp_path_factory):
+    """The same for 32 pixels, on the latents of an autoencoder, each of 2 pixels across."""
+    from asyncpatch.codecs import Latents
+    from asyncpatch.models.autoencoder import Autoencoder
+    from asyncpatch.models.folder import Model
+    from asyncpatch.models.unet import UNet
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = UNet(labels=3, width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0)
+        coder = Autoencoder(width=8, multipliers=(1, 2), blocks=1, codes=64)
+        for weight in (*net.parameters(), *coder.parameters()):
+            if weight.dim() > 1 and not weight.any():
+                torch.nn.init.normal_(weight, std=0.1)
+        coder.codebook.usage.uniform_()
+    folder = tmp_path_factory.mktemp("tiny-latent") / "model"
+    codec = Latents(coder, *coder.codebook.moments())
+    Model(net, RectifiedFlow(), "v", 32, ("tabby", "cat", "Golden retriever"), codec=codec).save(folder)
+    return folder

@@ -14,7 +14,7 @@ By (3) a token of which any pixel is to be made is made; and so are those beside
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,16 @@ class Codec(Protocol):
     @property
     def factor(self) -> int:
         """Pixels across a token."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token."""
+        ...
+
+    @property
+    def levels(self) -> bool:
+        """Whether tokens of pictures with 256 levels have as many."""
         ...
 
     def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
@@ -51,7 +61,7 @@ class Codec(Protocol):
 class Pixels:
     """Tokens are pixels."""
 
-    factor = 1
+    factor, channels, levels = 1, 3, True
 
     def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
         return x
@@ -64,6 +74,9 @@ class Pixels:
 
     def pixels(self, field: Tensor, size: tuple[int, int]) -> Tensor:
         return field
+
+
+PIXELS = Pixels()
 
 
 class Coder(Protocol):
@@ -88,6 +101,7 @@ class Latents:
     border: int = 1
     reach: int = 32
     """Pixels around a token, at most, that change it: across edges that meet, so many are laid on before encoding."""
+    levels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(each > 0 for each in self.std):
@@ -95,9 +109,17 @@ class Latents:
         checks.at_least("border", self.border, 0)
         checks.at_least("reach", self.reach, 0)
 
+    def told(self) -> dict[str, Any]:
+        """All of it but the coder, for a file."""
+        return {"mean": list(self.mean), "std": list(self.std), "border": self.border}
+
     @property
     def factor(self) -> int:
         return self.coder.factor
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
 
     def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
         rim = self._rim(x.shape[2:], wrap)

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncpatch import checks
-from asyncpatch.codecs import Codec, Pixels
+from asyncpatch.codecs import PIXELS, Codec
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
@@ -101,7 +101,7 @@ class Completion:
     denoiser: Denoiser
     process: Process
     step: Step
-    codec: Codec = Pixels()
+    codec: Codec = PIXELS
     window: int = 64
     steps: int = 32
     refine: float = 0.5

@@ -43,6 +43,7 @@ from asyncpatch.metrics import (
     seam_ratio,
     ssim_in_hole,
 )
+from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task, doubts
@@ -137,7 +138,8 @@ class Evaluation:
     @cached_property
     def _model(self) -> str:
         """A mark of the model's weights and of how it computes."""
-        return _weights(self.pipeline.unet) + self.pipeline.where()
+        parts = (self.pipeline.unet, self.pipeline.vae)
+        return "".join(_weights(each) for each in parts if each is not None) + self.pipeline.where()
 
     def file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{self.name(cell)}.json"
@@ -251,10 +253,12 @@ class Evaluation:
         for first in range(0, len(x), batch):
             some = slice(first, first + batch)
             xs, hs = x[some].to(device), hole[some].to(device)
-            method = RIVALS[cell.method](model.process, xs, hs, **options)
+            e, open_ = model.codec.encode(xs, hs), model.codec.tokens(hs)
+            method = RIVALS[cell.method](model.process, e, open_, **options)
             told = None if cell.method == "deqir" else Cond(label=torch.tensor(labels[some], device=device))
             # their noise is drawn on the device: RePaint draws so much of it that it would take longer than the network
-            filled = method.run(denoiser, xs, cond=told, generator=generators(seeds[some], device))
+            tokens = method.run(denoiser, e, cond=told, generator=generators(seeds[some], device))
+            filled = model.codec.decode(tokens, (x.shape[2], x.shape[3]))
             made.append(torch.where(hs > 0, filled, xs).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
@@ -326,7 +330,7 @@ def spaced(length: int, count: int) -> list[int]:
     return [k * length // count for k in range(count)]
 
 
-def _weights(net: UNet | UncertaintyHead) -> str:
+def _weights(net: UNet | Autoencoder | UncertaintyHead) -> str:
     """A mark of a network's weights, by some of each."""
     some = torch.cat([each.detach().flatten()[:16].float().cpu() for each in net.parameters()])
     return hashlib.sha256(some.numpy().tobytes()).hexdigest()

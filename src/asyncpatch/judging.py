@@ -1,7 +1,8 @@
 """How likely pictures are to a model: the bound of ``likelihood``, for pictures of any size and for filled holes.
 
 A picture larger than the model's window is judged by overlapping windows (``windows``): what they say together is a
-denoiser like any other, and every denoiser has a bound.
+denoiser like any other, and every denoiser has a bound. A model of latents bounds the density of a picture's latents:
+such figures can be compared among pictures and fillings, not with those of another model.
 """
 
 from __future__ import annotations
@@ -47,15 +48,14 @@ def judge(
     span: tuple[float, float] = SPAN,
     progress: Callable[[int, int], object] | None = None,
 ) -> ElboTerms:
-    """The bound on log p of a picture's levels, at 8 bits and without transparency, as the model sees it.
+    """The bound on log p of a picture's levels, at 8 bits and without transparency, as the model sees it; or, for a
+    model of latents, on the log density of these.
 
     With a ``hole`` [1, H, W] it is the bound on log p(hole | the rest); then the path is that of inpainting.
     """
     x = ((picture.x + 1.0) * 127.5).round() / 127.5 - 1.0
-    if hole is not None:
-        hole = (hole[None] > 0).float().to(_device(pipeline))
-        path = schedule_path(inpainting(hole, 1))
-    return _bound(pipeline, x[None], path, [seed], label, calls=calls, bits=8, span=span, hole=hole, progress=progress)
+    whole = None if hole is None else hole[None]
+    return _bound(pipeline, x[None], path, [seed], label, calls=calls, bits=8, span=span, hole=whole, progress=progress)
 
 
 def rank(
@@ -69,10 +69,9 @@ def rank(
     for box in boxes(task.hole[0], pipeline.model.resolution):
         top, left, height, width = box.top, box.left, box.bottom - box.top, box.right - box.left
         x = torch.stack([each.window(top, left, height, width) for each in candidates])
-        hole = (box.of(task.hole)[None] > 0).float().to(_device(pipeline))
-        path = schedule_path(inpainting(hole, 1))
         bits = 8 if task.picture.bits == 8 and task.picture.alpha is None and not task.picture.grey else None
-        terms = _bound(pipeline, x, path, [seed] * len(x), task.label, calls=calls, bits=bits, hole=hole)
+        hole = box.of(task.hole)[None]
+        terms = _bound(pipeline, x, None, [seed] * len(x), task.label, calls=calls, bits=bits, hole=hole)
         total += terms.total.cpu()
     return total
 
@@ -87,18 +86,20 @@ def heat_map(terms: ElboTerms, scale: int = 1) -> Image.Image:
 
 
 def _bound(
-    pipeline: AsyncPatchPipeline, x: Tensor, path: Path, seeds: list[int], label: int, *, calls: int, bits: int | None,
-    span: tuple[float, float] = SPAN, hole: Tensor | None = None,
+    pipeline: AsyncPatchPipeline, x: Tensor, path: Path | None, seeds: list[int], label: int, *, calls: int,
+    bits: int | None, span: tuple[float, float] = SPAN, hole: Tensor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> ElboTerms:  # fmt: skip
-    model, device = pipeline.model, _device(pipeline)
-    told = Cond(label=torch.full((len(x),), label, device=device))
+    """Of pictures x, by a path; or of what is in a hole [1, 1, H, W], by that of inpainting."""
+    model, device = pipeline.model, next(pipeline.unet.parameters()).device
+    x, told = x.to(device), Cond(label=torch.full((len(x),), label, device=device))
+    open_ = None
+    if hole is not None:
+        open_ = model.codec.tokens((hole > 0).float().to(device))
+        path = schedule_path(inpainting(open_, 1))
+    assert path is not None
     return elbo(
-        Windows(model.denoiser, model.resolution, hole=hole), x.to(device), process=model.process, path=path,
-        calls=calls, bits=bits, cond=told, generator=generators(seeds), span=span, progress=progress,
+        Windows(model.denoiser, model.tokens, hole=open_), model.codec.encode(x, torch.zeros_like(x[:, :1])),
+        process=model.process, path=path, calls=calls, bits=bits if model.codec.levels else None, cond=told,
+        generator=generators(seeds), span=span, progress=progress,
     )  # fmt: skip
-
-
-def _device(pipeline: AsyncPatchPipeline) -> torch.device:
-    device: torch.device = next(pipeline.unet.parameters()).device
-    return device

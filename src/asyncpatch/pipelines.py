@@ -27,8 +27,9 @@ from asyncpatch.adaptive import SCHEDULES, LookAhead, schedule_from
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, picture_from, read_hole
+from asyncpatch.models.autoencoder import PART, Autoencoder
 from asyncpatch.models.denoiser import Compiled
-from asyncpatch.models.folder import HEAD, INDEX, Model
+from asyncpatch.models.folder import HEAD, INDEX, Model, codec_of
 from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precision, place
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
@@ -142,7 +143,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     name_or_path: str
     unet: UNet
     uncertainty: UncertaintyHead | None
-    _optional_components: ClassVar[list[str]] = [HEAD]
+    vae: Autoencoder | None
+    _optional_components: ClassVar[list[str]] = [HEAD, PART]
 
     def __init__(
         self,
@@ -152,14 +154,18 @@ class AsyncPatchPipeline(DiffusionPipeline):
         resolution: int = 64,
         labels: list[str] | None = None,
         uncertainty: UncertaintyHead | None = None,
+        vae: Autoencoder | None = None,
+        latents: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._compiled: dict[tuple[int, bool], Compiled] | None = None
         if process not in PROCESSES:
             raise ValueError(f"process must be one of {', '.join(PROCESSES)}, got {process!r}")
-        self.register_modules(unet=unet, uncertainty=uncertainty)
+        if (vae is None) != (latents is None):
+            raise ValueError("a model of latents has an autoencoder (vae) and says what its latents are like (latents)")
+        self.register_modules(unet=unet, uncertainty=uncertainty, vae=vae)
         self.register_to_config(
-            process=process, prediction=prediction, resolution=resolution, labels=list(labels or ())
+            process=process, prediction=prediction, resolution=resolution, labels=list(labels or ()), latents=latents
         )
 
     @classmethod
@@ -184,7 +190,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         work on a GPU; the first question then takes a minute or two."""
         where = choose_device(device)
         dtype = choose_precision(where, precision)
-        for part in (self.unet, self.uncertainty):
+        for part in (self.unet, self.uncertainty, self.vae):
             if part is not None:
                 place(part, where, dtype)
         self._compiled = {} if compiled else None
@@ -206,8 +212,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     @torch.no_grad()
     def seconds_per_window(self, batch: int = 4) -> float:
         """Measured: of the network's time per window, the better of two tries."""
-        weight, side = next(self.unet.parameters()), self.model.resolution
-        z = torch.zeros(batch, 3, side, side, device=weight.device)
+        weight, side = next(self.unet.parameters()), self.model.tokens
+        z = torch.zeros(batch, self.unet.config["in_channels"], side, side, device=weight.device)
         taken = []
         for _ in range(2):  # the first one prepares
             start = time.perf_counter()
@@ -219,7 +225,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
     def model(self) -> Model:
         how = self.config
         process, labels = PROCESSES[how.process](), tuple(how.labels)
-        return Model(self.unet, process, how.prediction, how.resolution, labels, self.uncertainty)
+        codec = codec_of(self.vae, how.latents)
+        return Model(self.unet, process, how.prediction, how.resolution, labels, self.uncertainty, codec)
 
     def label(self, name: str | int | None) -> int:
         """The number of a label, by its name or number; None is no label."""
@@ -435,8 +442,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
         return Completion(
             denoiser=self.denoiser(how.batch, doubts=plan.doubts or doubts(how.schedule)), process=model.process,
             step=step(model.process), make=None if leading is None else partial(leading, model.process),
-            window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch, pace=how.pace,
-            rings=plan.rings, wrap=plan.wrap, prepare=guided, callback=callback,
+            codec=model.codec, window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch,
+            pace=how.pace, rings=plan.rings, wrap=plan.wrap, prepare=guided, callback=callback,
         )  # fmt: skip
 
 

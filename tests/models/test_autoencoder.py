@@ -92,7 +92,8 @@ def test_dead_codes_are_revived_where_something_is(generator):
     with torch.no_grad():
         book.codes[8:] = 100.0  # nobody will ever be near
     for _ in range(600):
-        book.note(book.shares(book(e).numbers))
+        numbers = book(e).numbers
+        book.note(book.shares(numbers, torch.ones(numbers.shape)))
     assert book.usage.mean() == pytest.approx(1.0, abs=0.01)
     assert (book.usage[8:] < 0.01).all()
     assert 2 < float(book.perplexity()) < 8.1
@@ -103,13 +104,16 @@ def test_dead_codes_are_revived_where_something_is(generator):
     assert torch.equal(book.codes.detach()[:8], living)
     assert len(book(e).numbers.unique()) > 12
     for _ in range(300):
-        book.note(book.shares(book(e).numbers))
+        numbers = book(e).numbers
+        book.note(book.shares(numbers, torch.ones(numbers.shape)))
     assert int(book.revive(seen[:16]).sum()) < 4
 
 
 def test_shares_are_counted():
     book = Codebook(4, 3)
-    assert book.shares(torch.tensor([[[0, 0], [0, 2]]])).tolist() == [3.0, 0.0, 1.0, 0.0]
+    numbers = torch.tensor([[[0, 0], [0, 2]]])
+    assert book.shares(numbers, torch.ones(1, 2, 2)).tolist() == [3.0, 0.0, 1.0, 0.0]
+    assert book.shares(numbers, torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])).tolist() == [2.0, 0.0, 2.0, 0.0]
     book.usage.fill_(1.0)
     assert float(book.perplexity()) == pytest.approx(4.0)
     book.note(torch.tensor([2.0, 0.0, 2.0, 0.0]), decay=0.0)

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from asyncpatch import machine
+from asyncpatch.codecs import PIXELS
 from asyncpatch.data.feed import Pictures, StoredFeed, StreamedFeed
 from asyncpatch.data.sources import open_sources
 from asyncpatch.likelihood import elbo, synchronous_path
@@ -154,9 +155,9 @@ def test_held_out_pictures_have_the_training_numbers_of_their_classes(tmp_path, 
     write_pictures(root / "val", count=80, classes=("bee",))
     seen, real = [], trainer_module.draw_batch
 
-    def draw(recipe, pictures, batch, rows, seed, stock):
+    def draw(recipe, pictures, batch, rows, seed, *rest):
         seen.append((pictures.label.tolist(), seed, pictures.levels.sum().item()))
-        return real(recipe, pictures, batch, rows, seed, stock)
+        return real(recipe, pictures, batch, rows, seed, *rest)
 
     monkeypatch.setattr(trainer_module, "draw_batch", draw)
     trained(replace(TINY, steps=1), [str(root)], tmp_path / "run")
@@ -236,7 +237,7 @@ def test_signals_are_caught_once_and_handlers_given_back():
 
 def test_the_inpainting_grid_shows_the_pictures_and_keeps_what_is_known():
     class Told:
-        process, resolution, labels = RectifiedFlow(), 32, ()
+        process, resolution, labels, codec = RectifiedFlow(), 32, (), PIXELS
         net = SimpleNamespace(config={"given": False})
 
         @property

@@ -126,14 +126,16 @@ def test_what_is_drawn_of_holes():
     recipe, stock = replace(TINY, holes="square,wide"), draw_holes("square, wide", 8)
     assert len(stock) == 2 * HOLES
     batch = draw_batch(recipe, pictures, 2000, slice(None), 1, stock)
-    whole = batch.hole.flatten(1).all(1)
+    hole = batch.given[:, 3:]
+    whole = hole.flatten(1).all(1)
     assert whole.float().mean() == pytest.approx(0.1, abs=0.03)
-    share = batch.hole[~whole].flatten(1).mean(1)
+    share = hole[~whole].flatten(1).mean(1)
     assert (share == 0.25).float().mean() == pytest.approx(0.5, abs=0.07)  # squares, nearly all of that size
     part = draw_batch(recipe, Pictures(*(each[500:] for each in pictures)), 2000, slice(500, None), 1, stock)
-    assert torch.equal(batch.hole[500:], part.hole)
+    assert torch.equal(batch.given[500:], part.given)
+    assert torch.equal(batch.given[:, :3], torch.where(hole > 0, 0.0, batch.x))
     plain = draw_batch(TINY, pictures, 2000, slice(None), 1)
-    assert plain.hole is None
+    assert plain.given is None
     assert torch.equal(plain.noise, batch.noise)
 
 
@@ -378,14 +380,14 @@ def test_layers_compiled_apart_are_allowed_their_shapes(monkeypatch):
     """Four scales of layers share their code, and have more shapes than dynamo's usual limit of versions."""
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: None)
     recipe = replace(TINY, multipliers=(1, 2, 3, 4), blocks=(1, 1, 1, 1), compile="on")
-    trainer = make_trainer(recipe)
-    object.__setattr__(trainer.recipe, "shard", True)
-    trainer._compile(trainer.bare)
-    assert len(trainer.compiled) == 13
-    assert torch._dynamo.config.recompile_limit >= 13
+    with torch._dynamo.config.patch(recompile_limit=8):  # monkeypatch would leave it without one
+        trainer = make_trainer(recipe)
+        object.__setattr__(trainer.recipe, "shard", True)
+        trainer._compile(trainer.bare)
+        assert len(trainer.compiled) == 13
+        assert torch._dynamo.config.recompile_limit >= 13
 
 
 def test_fine_tuning_keeps_what_is_known(data, tmp_path, capsys):

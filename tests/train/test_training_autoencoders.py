@@ -86,6 +86,34 @@ def test_the_loss_by_hand():
     assert to_last.abs().max() > 0
 
 
+def test_known_tokens_are_drawn_to_those_of_the_whole_picture():
+    plain, trainer, batch = make_trainer(), make_trainer(replace(TINY_VQ, local=2.0)), some_batch()
+    net = trainer.bare
+    holed, whole = net.encode(batch.x, batch.hole), net.encode(batch.x).detach()
+    known = (functional.avg_pool2d(batch.hole, 2) == 0).float()
+    assert 0 < known.mean() < 1
+    off = ((holed - whole).square() * known).mean() / net.codebook.codes.var()
+    loss = trainer.loss(net, batch)
+    assert loss.item() == pytest.approx((plain.loss(plain.bare, batch) + 2 * off).item(), rel=1e-5)
+    (found,) = torch.autograd.grad(loss - plain.loss(net, batch), net.encoder.conv_out.weight)
+    (wanted,) = torch.autograd.grad(2 * off, net.encoder.conv_out.weight)
+    assert torch.allclose(found, wanted, atol=1e-6)  # the whole picture's stay where they are
+
+
+def test_so_a_hole_changes_less_of_what_is_known():
+    shares = []
+    for local in (0.0, 1.0):
+        trainer, batch = make_trainer(replace(TINY_VQ, local=local, rate=3e-3, warmup=5, adversary=0.0)), some_batch()
+        for _ in range(60):
+            trainer.update(batch)
+        net = trainer.bare
+        known = (functional.avg_pool2d(batch.hole, 2) == 0).float()
+        with torch.no_grad():
+            whole = net.encode(batch.x)
+            shares.append((((net.encode(batch.x, batch.hole) - whole) * known).norm() / (whole * known).norm()).item())
+    assert shares[1] < 0.5 * shares[0]
+
+
 def test_what_is_learnt_is_the_gradient_of_the_loss():
     """Gone back in two parts (to x-hat, then on), straight through the codes: the same as in one."""
     trainer, batch = make_trainer(), some_batch()

@@ -65,7 +65,9 @@ def elbo(
                 check_target(target, force=force, inputs=files)
         pipeline = open_pipeline(**given)
         told = pipeline.label(label)
-        table = Table(title="bits per dimension, at most (standard error)")
+        codec = pipeline.model.codec
+        of = "dimension" if codec.levels else "number of the latents, whose density this is"
+        table = Table(title=f"bits per {of}, at most (standard error)")
         table.add_column("picture")
         for name in names:
             table.add_column(name if not name.isdecimal() else f"patches of {name}", justify="right")
@@ -89,7 +91,7 @@ def elbo(
                     shown.append(f"{float(terms.bits_per_dim):.3f} ({float(terms.bits_error):.3f})")
                     if map is not None and name == names[0]:
                         side = max(picture.size)
-                        image = heat_map(terms, max(1, 256 // side))
+                        image = heat_map(terms, max(1, 256 // side) * codec.factor)
                         maps[file].parent.mkdir(parents=True, exist_ok=True)
                         write(picture_from(image), maps[file], force=force, inputs=files)
                 table.add_row(str(file), *shown)

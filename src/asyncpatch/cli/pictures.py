@@ -421,6 +421,10 @@ def info(**given: Any) -> None:
         chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
         typer.echo(f"model {pipeline.name_or_path}: {size / 1e6:.1f}M parameters, {chosen.resolution} pixels, "
                    f"{chosen.process_name}, predicts {chosen.prediction}")  # fmt: skip
+        if pipeline.vae is not None:
+            size = sum(each.numel() for each in pipeline.vae.parameters())
+            typer.echo(f"works on the latents of an autoencoder: {size / 1e6:.1f}M parameters, one for every "
+                       f"{chosen.codec.factor}x{chosen.codec.factor} pixels")  # fmt: skip
         typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.seconds_per_window():.1f} windows a second")
         if chosen.labels:
             typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")

@@ -10,7 +10,8 @@ enters every block by FiLM, as times enter the UNet (``film``): its features are
 token knows how much of what it sums up is missing.
 
 By its convolutions a token sees some 30 pixels around it, so that a hole could still change the latents near it. That
-it does not is learnt: from pictures with holes, of which only what is known has to come out again.
+it does not is learnt: from pictures with holes, of which only what is known has to come out again, and whose known
+tokens have to be those of the whole picture.
 
 A folder of it is part of a model's: ``vae/``, as diffusers lays it out. How it is trained: ``train.autoencoder``.
 
@@ -87,11 +88,21 @@ class Codebook(nn.Module):
         return Quantized(shaped.to(e.dtype), index.view(batch, height, width), codebook, commitment)
 
     @torch.no_grad()
-    def shares(self, numbers: Tensor) -> Tensor:
-        """What a batch used: ``usage`` as it would be of this batch alone."""
-        once = torch.ones(numbers.numel(), device=numbers.device)
-        counts = torch.zeros_like(self.usage).scatter_add_(0, numbers.flatten(), once)  # bincount would wait
-        return counts * len(self.codes) / numbers.numel()
+    def shares(self, numbers: Tensor, weight: Tensor) -> Tensor:
+        """What a batch used: ``usage`` as it would be of this batch alone, its tokens counted with a weight each."""
+        counts = torch.zeros_like(self.usage).scatter_add_(
+            0, numbers.flatten(), weight.flatten()
+        )  # bincount would wait
+        return counts * len(self.codes) / weight.sum().clamp_min(1e-9)
+
+    @torch.no_grad()
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of the codes, as they are used."""
+        usage = self.usage if bool(self.usage.any()) else torch.ones_like(self.usage)
+        share, codes = (usage / usage.sum()).double()[:, None], self.codes.double()
+        mean = (share * codes).sum(0)
+        std = (share * (codes - mean).square()).sum(0).sqrt()
+        return tuple(mean.tolist()), tuple(std.tolist())
 
     @torch.no_grad()
     def note(self, shares: Tensor, decay: float = 0.99) -> None:
@@ -172,7 +183,7 @@ class Coded(NamedTuple):
     x: Tensor
     """Pictures again."""
     last: Tensor
-    """What the last layer made them of; without gradients, as is e."""
+    """What the last layer made them of; without gradients."""
     e: Tensor
     """Latents, before they were rounded to codes."""
     quantized: Quantized
@@ -237,11 +248,11 @@ class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
         e = self.encode(x, hole)
         quantized = self.codebook(e)
         last = self.decoder.features(quantized.q, hole)
-        return Coded(self.decoder.conv_out(last).to(x.dtype), last.detach(), e.detach(), quantized)
+        return Coded(self.decoder.conv_out(last).to(x.dtype), last.detach(), e, quantized)
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str, *, max_shard_size: str = "5GB") -> None:
         """As a part of a model's folder."""
-        self.save_pretrained(Path(folder) / PART)
+        self.save_pretrained(Path(folder) / PART, max_shard_size=max_shard_size)
 
     @classmethod
     def load(cls, folder: Path | str, *, dtype: torch.dtype = torch.float32) -> Autoencoder:

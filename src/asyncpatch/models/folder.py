@@ -1,4 +1,5 @@
-"""A model as a folder, laid out as a diffusers pipeline: ``unet/``, and what it takes to use it in one JSON file."""
+"""A model as a folder, laid out as a diffusers pipeline: ``unet/``, ``vae/`` where it works on latents, and what it
+takes to use it in one JSON file."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
 
+from asyncpatch.codecs import PIXELS, Codec, Latents
+from asyncpatch.models.autoencoder import PART, Autoencoder
 from asyncpatch.models.denoiser import NetworkDenoiser
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
@@ -19,6 +23,8 @@ from asyncpatch.process import PROCESSES, Process
 INDEX = "model_index.json"
 HEAD = "uncertainty"
 """The part of a folder, and of a pipeline, that says how sure the network is."""
+LATENTS = "latents"
+"""The place in the index for what ``codecs.Latents.told`` tells."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,17 @@ class Model:
     process: Process
     prediction: Prediction
     resolution: int
+    """Pixels across a window."""
     labels: tuple[str, ...] = ()
     head: UncertaintyHead | None = None
     """Says how sure the network is, where it was trained to."""
+    codec: Codec = PIXELS
+    """What the network's tokens are to pictures."""
+
+    @property
+    def tokens(self) -> int:
+        """Across a window."""
+        return self.resolution // self.codec.factor
 
     @property
     def denoiser(self) -> NetworkDenoiser:
@@ -54,6 +68,9 @@ class Model:
         self.net.save_pretrained(folder / "unet", max_shard_size=max_shard_size)
         if self.head is not None:
             self.head.save_pretrained(folder / HEAD)
+        if isinstance(self.codec, Latents):
+            assert isinstance(self.codec.coder, Autoencoder)
+            self.codec.coder.save(folder, max_shard_size=max_shard_size)
         self.write_index(folder, head=self.head is not None)
 
     def write_index(self, folder: Path, *, head: bool) -> None:
@@ -69,6 +86,8 @@ class Model:
         }
         if head:
             index[HEAD] = [UncertaintyHead.__module__, UncertaintyHead.__name__]
+        if isinstance(self.codec, Latents):
+            index |= {PART: [Autoencoder.__module__, Autoencoder.__name__], LATENTS: self.codec.told()}
         temporary = folder / f".writing-{INDEX}"
         temporary.write_text(json.dumps(index, indent=2) + "\n")
         os.replace(temporary, folder / INDEX)
@@ -89,7 +108,16 @@ class Model:
                 folder / HEAD, torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False
             )
         process, labels = PROCESSES[index["process"]](), tuple(index["labels"])
-        return cls(net, process, index["prediction"], index["resolution"], labels, found)
+        coder = Autoencoder.load(folder, dtype=dtype) if any(index.get(PART, ())) else None
+        codec = codec_of(coder, index.get(LATENTS))
+        return cls(net, process, index["prediction"], index["resolution"], labels, found, codec)
+
+
+def codec_of(coder: Autoencoder | None, told: dict[str, Any] | None) -> Codec:
+    """Pixels, or the latents of an autoencoder as ``Latents.told`` told them."""
+    if coder is None or told is None:
+        return PIXELS
+    return Latents(coder, tuple(told["mean"]), tuple(told["std"]), told["border"])
 
 
 def relabelled(net: UNet, old: tuple[str, ...], new: tuple[str, ...]) -> UNet:

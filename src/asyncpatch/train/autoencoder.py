@@ -6,8 +6,12 @@ Pictures x have holes m (some have none), and only what is known of them is to c
 
     (1)  R = mean |x - x-hat| + p LPIPS(x, x-hat)
     (2)  Q = |sg[e] - q|^2 + beta |e - sg[q]|^2                      beta is on what draws encodings to their codes
-    (3)  R + Q + w |dR/dW| / |dG/dW| G                               W the decoder's last layer
+    (3)  R + Q + l L + w |dR/dW| / |dG/dW| G                         W the decoder's last layer
     (4)  D learns by its hinge loss, at the same time
+    (5)  L = mean k |e(x, m) - sg[e(x, 0)]|^2 / var(codes)           k is 1 for known tokens, 0 for others
+
+L asks that known tokens be those of the whole picture, whatever the hole is; a token is known if nothing of its square
+is in the hole.
 
 From ``adversary_start`` on there is D, and its part in (3). The ratio there is that of the step before: so it is one of
 the whole global batch, however that is shared and cut in pieces. At D's first step it is 0.
@@ -25,6 +29,7 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
 from asyncpatch.data.feed import Pictures, seed_for
@@ -85,6 +90,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         self.measures = ("loss", "gradient_norm", "l1", "codebook", "commitment", "perplexity", "codes_revived")
         if self.lpips is not None:
             self.measures += ("lpips",)
+        if recipe.local:
+            self.measures += ("local",)
         if recipe.adversary:
             self.measures += ("adversary", "adversary_weight", "discriminator")
         super().__init__(recipe, net, accelerator, say)
@@ -146,11 +153,19 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         return torch.autocast(self.meter.device.type, torch.bfloat16, enabled=self.bf16)
 
     def _coded(self, net: nn.Module, batch: Holed) -> tuple[Coded, dict[str, Tensor], Tensor]:
-        """What comes of a batch, the parts of equation (2), and their sum."""
+        """What comes of a batch, the parts of equations (2) and (5), and their sum."""
         with self._arithmetic():
             out: Coded = net(batch.x, batch.hole)
         parts = {"codebook": out.quantized.codebook, "commitment": out.quantized.commitment}
-        return out, parts, parts["codebook"] + self.recipe.commitment * parts["commitment"]
+        total = parts["codebook"] + self.recipe.commitment * parts["commitment"]
+        if self.recipe.local:
+            with torch.no_grad(), self._arithmetic():
+                whole = self.bare.encode(batch.x)
+            known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)
+            scale = self.bare.codebook.codes.detach().var().clamp_min(1e-6)
+            parts["local"] = ((out.e - whole).square() * known).mean() / scale
+            total = total + self.recipe.local * parts["local"]
+        return out, parts, total
 
     def _likeness(self, made: Tensor, batch: Holed) -> tuple[dict[str, Tensor], Tensor]:
         """The parts of equation (1), and their sum."""
@@ -164,7 +179,7 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         return parts, parts["l1"] + self.recipe.perceptual * parts["lpips"]
 
     def loss(self, net: nn.Module, batch: Holed) -> Tensor:
-        """R + Q: what is as comparable before there is a discriminator as after."""
+        """R + Q + l L: what is as comparable before there is a discriminator as after."""
         out, _, codes = self._coded(net, batch)
         return codes + self._likeness(out.x, batch)[1]
 
@@ -198,7 +213,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             found |= {**more, "adversary_weight": self.weight, "both": to_last}
         self.accelerator.backward(((out.x * direction).sum() + codes) / pieces)
         numbers = out.quantized.numbers
-        found |= {"shares": self.bare.codebook.shares(numbers), "places": self._places(out.e, batch)}
+        known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)  # tokens in a hole are all alike
+        found |= {"shares": self.bare.codebook.shares(numbers, known), "places": self._places(out.e, batch)}
         return {name: value.detach() for name, value in found.items()}
 
     def _contest(self, made: Tensor, batch: Holed, pieces: int) -> tuple[Tensor, dict[str, Tensor]]:

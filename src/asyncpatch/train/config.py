@@ -14,6 +14,9 @@ from asyncpatch.options import check, parse, setting, types_of
 MIXED = "0.8 asyncpatch + 0.2 perlin-picture"
 """Time fields of which a fifth are like those of inpainting: what the shipped model was chosen to be trained with."""
 
+NEEDED = "FOLDER"
+"""Stands in recipes for an autoencoder that has to be named."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
@@ -144,6 +147,7 @@ class Recipe(Training):
     shard: bool = setting(False, "spread the weights over the processes (FSDP2)")
 
     # what it learns
+    autoencoder: str = setting("", "folder of an autoencoder (train-autoencoder), to train on its latents")
     process: Literal["rectified_flow", "cosine"] = setting("rectified_flow", "how pictures are noised")
     prediction: Literal["v", "x", "eps"] = setting("v", "what the network predicts")
     weighting: Literal["sigmoid", "elbo"] = setting(
@@ -179,6 +183,9 @@ class AutoencoderRecipe(Training):
     # what it learns
     holes: str = setting("extrema,square,thin,medium,wide", "kinds of holes in the pictures, at equal shares")
     whole: float = setting(0.5, "share of the pictures that have no hole")
+    local: float = setting(
+        1.0, "weight of known tokens being those of the whole picture, whatever the hole; 0 for none"
+    )
     perceptual: float = setting(1.0, "weight of LPIPS; 0 for none")
     commitment: float = setting(0.25, "weight of what draws encodings to their codes (beta)")
     adversary: float = setting(0.75, "weight of the discriminator, as a ratio of gradients; 0 for none")
@@ -189,7 +196,7 @@ class AutoencoderRecipe(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._hold(("blocks", "latent_channels", "codes"), lambda value: value >= 1, "be at least 1")
-        weights = ("perceptual", "commitment", "adversary", "adversary_start")
+        weights = ("local", "perceptual", "commitment", "adversary", "adversary_start")
         self._hold(weights, lambda value: value >= 0, "not be negative")
         self._hold(("whole",), lambda value: 0 <= value <= 1, "lie in [0, 1]")
         self._hold(("adversary_width",), lambda value: value >= 8 and value % 8 == 0, "be a multiple of 8")

@@ -29,11 +29,12 @@ def _scale(side: int) -> int:
 def sample_grid(model: Model, device: torch.device, rows: int = 4, columns: int = 8) -> Image.Image:
     """Samples by 32 steps of DDIM, their classes spread evenly over all there are."""
     side, count = model.resolution, rows * columns
+    tokens = torch.empty(count, model.codec.channels, model.tokens, model.tokens, device=device)
     classes = [k * len(model.labels) // count for k in range(count)] if model.labels else [NULL_LABEL] * count
-    noise = draw_noise(torch.empty(count, 3, side, side, device=device), generators(range(count)))
+    noise = draw_noise(tokens, generators(range(count)))
     cond = Cond(label=torch.tensor(classes, device=device))
     made = sample(model.denoiser, synchronous(STEPS), noise, step=ddim(model.process), cond=cond)
-    tiles = [picture(x, _scale(side)) for x in made]
+    tiles = [picture(x, _scale(side)) for x in model.codec.decode(made, (side, side))]
     return sheet([tiles[k : k + columns] for k in range(0, count, columns)])
 
 
@@ -46,13 +47,15 @@ def eight_of(held: Store) -> NDArray[np.uint8]:
 def inpainting_grid(model: Model, levels: NDArray[np.uint8], device: torch.device) -> Image.Image:
     """Pictures, what is left of them, and how the model completes it without being told a class."""
     x, hole = _holed(levels, device)
-    random = generators(range(len(x)))
+    random, codec = generators(range(len(x))), model.codec
+    e, open_ = codec.encode(x, hole), codec.tokens(hole)
     if model.net.config["given"]:
-        filled = supervised(model.process, x, hole, STEPS).run(model.denoiser, x, generator=random)
+        made = supervised(model.process, e, open_, STEPS).run(model.denoiser, e, generator=random)
     else:
-        schedule = inpainting(hole, STEPS)
-        z = model.process.diffuse(x, schedule.start(x), draw_noise(x, random))
-        filled = sample(model.denoiser, schedule, z, step=ddim(model.process))
+        schedule = inpainting(open_, STEPS)
+        z = model.process.diffuse(e, schedule.start(e), draw_noise(e, random))
+        made = sample(model.denoiser, schedule, z, step=ddim(model.process))
+    filled = codec.decode(made, (x.shape[2], x.shape[3]))
     return _rows({"picture": x, "given": x * (1 - hole), "completed": filled})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,15 +10,18 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from asyncpatch import time_sampling
+from asyncpatch.codecs import PIXELS, Codec, Latents
 from asyncpatch.data.feed import Pictures
 from asyncpatch.data.store import Store
 from asyncpatch.likelihood import SPAN
 from asyncpatch.loss import diffusion_loss
-from asyncpatch.models.folder import Model, relabelled
+from asyncpatch.models.autoencoder import Autoencoder
+from asyncpatch.models.folder import Model, codec_of, relabelled
+from asyncpatch.models.placing import place
 from asyncpatch.models.unet import Layer, UNet, beside
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import NULL_LABEL
-from asyncpatch.train.config import Recipe
+from asyncpatch.train.config import NEEDED, Recipe
 from asyncpatch.train.errors import TrainingError
 from asyncpatch.train.grids import eight_of, inpainting_grid, sample_grid
 from asyncpatch.train.inputs import Say, draw_holes, kinds_of_holes, shown
@@ -26,34 +30,38 @@ from asyncpatch.train.watch import Watch
 
 
 class Batch(NamedTuple):
-    """A training batch: pictures in [-1, 1], their classes, their time fields, and the noise."""
+    """A training batch: tokens of pictures, their classes, their time fields, and the noise."""
 
     x: Tensor
     label: Tensor
     t: Tensor
     noise: Tensor
-    hole: Tensor | None = None
-    """What is not shown of the pictures, for a network that is shown the rest."""
+    given: Tensor | None = None
+    """What is known of the pictures, for a network that is shown it."""
 
 
+@torch.no_grad()
 def draw_batch(
-    recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int, stock: Tensor | None = None
-) -> Batch:
+    recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int, stock: Tensor | None = None,
+    codec: Codec = PIXELS,
+) -> Batch:  # fmt: skip
     """Draw everything random for a global batch of ``batch``, of which ``pictures`` are the given rows; holes are taken
     from ``stock``."""
     device, side = pictures.levels.device, pictures.levels.shape[1]
     generator = torch.Generator(device).manual_seed(seed)
-    t = time_sampling.by_name(recipe.times).sample(batch, side, side, generator=generator)[rows]
-    noise = torch.randn(batch, 3, side, side, generator=generator, device=device)[rows]
+    tokens = side // codec.factor
+    t = time_sampling.by_name(recipe.times).sample(batch, tokens, tokens, generator=generator)[rows]
+    noise = torch.randn(batch, codec.channels, tokens, tokens, generator=generator, device=device)[rows]
     flip, drop = torch.rand(2, batch, generator=generator, device=device)[:, rows]
     x = shown(pictures.levels, flip if recipe.flips else None)
     label = torch.where(drop < recipe.label_dropout, NULL_LABEL, pictures.label)
-    hole = None
+    given = None
     if stock is not None:
         which = torch.randint(len(stock), (batch,), generator=generator, device=device)[rows]
         hidden = torch.rand(batch, generator=generator, device=device)[rows] < recipe.picture_dropout
         hole = torch.where(hidden.view(-1, 1, 1, 1), 1.0, stock[which].float())
-    return Batch(x, label, t, noise, hole)
+        given = beside(codec.encode(x, hole), codec.tokens(hole))
+    return Batch(codec.encode(x, torch.zeros_like(x[:, :1])), label, t, noise, given)
 
 
 class Trainer(Learner[Recipe, Batch, Model]):
@@ -67,12 +75,16 @@ class Trainer(Learner[Recipe, Batch, Model]):
             said = "is shown pictures with holes" if model.net.config["given"] else "is shown no pictures with holes"
             raise TrainingError(f"the network to start from {said}: that goes with the recipe's --holes, and stays")
         self.model = model
+        if isinstance(model.codec, Latents):
+            place(model.codec.coder, accelerator.device, torch.float32)
         stock = draw_holes(recipe.holes, recipe.resolution) if recipe.holes else None
         self.holes = None if stock is None else stock.to(accelerator.device)
         super().__init__(recipe, model.net, accelerator, say)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
+        if recipe.autoencoder == NEEDED:
+            raise ValueError("this recipe is for latents: add --autoencoder FOLDER, of a model of train-autoencoder")
         times = time_sampling.by_name(recipe.times)
         if recipe.weighting == "elbo":
             time_sampling.evenly(times, torch.zeros(1))
@@ -90,20 +102,26 @@ class Trainer(Learner[Recipe, Batch, Model]):
     ) -> Trainer:
         """With the recipe's network, or that of ``init``, whose classes may differ."""
         if init is None:
+            codec = _new_codec(recipe)
             net = UNet(
-                width=recipe.width, multipliers=recipe.multipliers, blocks=recipe.blocks,
-                middle_blocks=recipe.middle_blocks, attention=recipe.attention, labels=len(names),
-                fourier=recipe.fourier, given=bool(recipe.holes),
+                in_channels=codec.channels, out_channels=codec.channels, width=recipe.width,
+                multipliers=recipe.multipliers, blocks=recipe.blocks, middle_blocks=recipe.middle_blocks,
+                attention=recipe.attention, labels=len(names), fourier=recipe.fourier, given=bool(recipe.holes),
             )  # fmt: skip
-            model = Model(net, PROCESSES[recipe.process](), recipe.prediction, recipe.resolution, names)
-            return cls(recipe, model, accelerator, say)
+            process = PROCESSES[recipe.process]()
+            return cls(
+                recipe, Model(net, process, recipe.prediction, recipe.resolution, names, codec=codec), accelerator, say
+            )
         old = Model.load(init)
+        if isinstance(old.codec, Latents) and not recipe.autoencoder:
+            raise TrainingError(f"{init} works on latents: add --autoencoder {init}")
         net = old.net
         if names != old.labels:
             known = len(set(names) & set(old.labels))
             say(f"{init} knows {known} of the {len(names)} classes; the others start as the null class")
             net = relabelled(net, old.labels, names)
-        model = Model(net, old.process, old.prediction, recipe.resolution, names)
+        codec = old.codec if isinstance(old.codec, Latents) else _new_codec(recipe)
+        model = Model(net, old.process, old.prediction, recipe.resolution, names, codec=codec)
         return cls(recipe, model, accelerator, say)
 
     @classmethod
@@ -115,12 +133,20 @@ class Trainer(Learner[Recipe, Batch, Model]):
                 f"the run was started with {len(facts['labels'])} classes, the data now have {len(names)}, or others: "
                 "to train the model on other data start a new run with --init"
             )
-        net = UNet.from_config(facts["network"])
-        model = Model(net, PROCESSES[facts["process"]](), facts["prediction"], facts["resolution"], names)
+        net, told = UNet.from_config(facts["network"]), facts.get("latents")
+        if (told is None) == bool(recipe.autoencoder):
+            raise TrainingError(f"the run was started {'with' if told else 'without'} --autoencoder: that stays")
+        codec = codec_of(Autoencoder.load(recipe.autoencoder) if recipe.autoencoder else None, told)
+        process = PROCESSES[facts["process"]]()
+        model = Model(net, process, facts["prediction"], facts["resolution"], names, codec=codec)
         return cls(recipe, model, accelerator, say)
 
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.meter.device.type, torch.bfloat16, enabled=self.bf16)
+
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:
-        return draw_batch(self.recipe, pictures, self.recipe.batch, rows, seed, self.holes)
+        with self._arithmetic():
+            return draw_batch(self.recipe, pictures, self.recipe.batch, rows, seed, self.holes, self.model.codec)
 
     def loss(self, net: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
@@ -130,9 +156,8 @@ class Trainer(Learner[Recipe, Batch, Model]):
             even = time_sampling.evenly(time_sampling.by_name(recipe.times), t)
             t, scale = process.time_of(SPAN[0] + (SPAN[1] - SPAN[0]) * even), SPAN[0] - SPAN[1]
         z = process.diffuse(batch.x, t, batch.noise)
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=self.bf16):
-            given = None if batch.hole is None else beside(batch.x, batch.hole)
-            value = net(z, t, batch.label, given)
+        with self._arithmetic():
+            value = net(z, t, batch.label, batch.given)
         losses = diffusion_loss(
             process, prediction, value, batch.x, batch.noise, t, bias=recipe.bias, weighting=recipe.weighting
         )
@@ -145,14 +170,14 @@ class Trainer(Learner[Recipe, Batch, Model]):
             return None
         net = UNet.from_config(self.bare.config)
         net.load_state_dict(weights)
-        return Model(net.eval(), self.model.process, self.model.prediction, self.model.resolution, self.model.labels)
+        return replace(self.model, net=net.eval())
 
     def facts(self) -> dict[str, Any]:
         model = self.model
         network = {name: value for name, value in self.bare.config.items() if not name.startswith("_")}
         return {
             "network": network, "process": model.process_name, "prediction": model.prediction,
-            "labels": list(model.labels),
+            "labels": list(model.labels), "latents": model.codec.told() if isinstance(model.codec, Latents) else None,
         }  # fmt: skip
 
     @torch.no_grad()
@@ -163,9 +188,19 @@ class Trainer(Learner[Recipe, Batch, Model]):
         total, count = 0.0, 0
         for pictures, seed in held_out(held, device):
             some = len(pictures.levels)
-            batch = draw_batch(self.recipe, pictures, some, slice(None), seed, self.holes)
+            with self._arithmetic():
+                batch = draw_batch(self.recipe, pictures, some, slice(None), seed, self.holes, made.codec)
             total, count = total + float(self.loss(made.net, batch)) * some, count + some
         watch.log(self.step, {"held_out_loss": total / count})
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+        with self._arithmetic():
             watch.picture(self.step, "samples", sample_grid(made, device))
             watch.picture(self.step, "inpainting", inpainting_grid(made, eight_of(held), device))
+
+
+def _new_codec(recipe: Recipe) -> Codec:
+    if not recipe.autoencoder:
+        return PIXELS
+    coder = Autoencoder.load(recipe.autoencoder)
+    if recipe.resolution % coder.factor:
+        raise ValueError(f"resolution must divide by {coder.factor} with this autoencoder, got {recipe.resolution}")
+    return Latents(coder, *coder.codebook.moments())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncpatch import time_sampling
+from asyncpatch.codecs import Codec, Latents
 from asyncpatch.data.feed import Pictures, StoredFeed, seed_for
 from asyncpatch.data.sources import DataError
 from asyncpatch.data.store import Store, open_split
@@ -42,7 +43,10 @@ def train_uncertainty(
     if stores[0] is None:
         raise DataError(f"there are no training pictures in {', '.join(data)}")
     training, held = stores[0], stores[1] if stores[1] is not None else stores[0]
-    place(model.net, device, choose_precision(device, recipe.precision))
+    dtype = choose_precision(device, recipe.precision)
+    place(model.net, device, dtype)
+    if isinstance(model.codec, Latents):
+        place(model.codec.coder, device, dtype)
     torch.manual_seed(recipe.seed)
     head = UncertaintyHead.beside(model.net).to(device)
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
@@ -57,7 +61,7 @@ def train_uncertainty(
             for group in adam.param_groups:
                 group["lr"] = recipe.rate * (1.0 - step / recipe.steps)
             seed = seed_for(recipe.seed, "uncertainty", step)
-            batch = draw_batch(drawn, feed.batch(step), recipe.batch, slice(None), seed)
+            batch = draw_batch(drawn, feed.batch(step), recipe.batch, slice(None), seed, codec=model.codec)
             loss = _loss(denoiser, batch)
             adam.zero_grad(set_to_none=True)
             if not bool(loss.isfinite()):
@@ -70,7 +74,7 @@ def train_uncertainty(
         feed.close()
     if stores[1] is None:
         say("no pictures are held out: the calibration is that of training pictures")
-    found = {"held out": stores[1] is not None, **calibration(denoiser, drawn, held)}
+    found = {"held out": stores[1] is not None, **calibration(denoiser, drawn, held, model.codec)}
     with checkpoint.whole_or_nothing(folder / HEAD) as part:
         head.to("cpu").half().save_pretrained(part)
         (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -103,11 +107,13 @@ def _loss(denoiser: NetworkDenoiser, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def calibration(denoiser: NetworkDenoiser, recipe: Recipe, held: Store, count: int = 1024) -> dict[str, Any]:
+def calibration(
+    denoiser: NetworkDenoiser, recipe: Recipe, held: Store, codec: Codec, count: int = 1024
+) -> dict[str, Any]:
     """What was predicted of pictures and what came of it: mean squared errors by time, and by prediction.
 
     ``ratio`` is the mean of real over predicted, 1 if all is well; ``correlation`` that of the logarithms over patches
-    of 8 pixels at times above 0.05, within which the error of a single pixel is mostly chance.
+    of 8 tokens at times above 0.05, within which the error of a single one is mostly chance.
     """
     device = denoiser.net.device
     count = min(count, len(held))
@@ -115,7 +121,7 @@ def calibration(denoiser: NetworkDenoiser, recipe: Recipe, held: Store, count: i
     for start in range(0, count, recipe.batch):
         which = [k * len(held) // count for k in range(start, min(count, start + recipe.batch))]
         shown = Pictures(*(torch.from_numpy(each[which]).to(device) for each in (held.pictures, held.labels)))
-        batch = draw_batch(recipe, shown, len(which), slice(None), seed_for("calibration", start))
+        batch = draw_batch(recipe, shown, len(which), slice(None), seed_for("calibration", start), codec=codec)
         x, logvar = _asked(denoiser, batch)
         error = (x - batch.x).square().mean(1, keepdim=True)
         t = batch.t.expand_as(error)
