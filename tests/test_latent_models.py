@@ -1,6 +1,7 @@
 """A model of latents does all that one of pixels does, through the same doors."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,32 @@ def test_evaluation_fills_by_tokens_whatever_the_method(pipe, tmp_path):
         row = work.result(Cell("noise", "square", method, Settings(steps=2), 3))
         assert np.isfinite(row["psnr"][0])
         assert row["calls"] >= 2
+
+
+def test_what_is_judged_is_decoded_unless_originals_are_asked_for(pipe, tmp_path, monkeypatch):
+    store = Store(np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8), np.zeros(2, np.int64), ("cat",))
+    x = torch.from_numpy(store.pictures).permute(0, 3, 1, 2) / 127.5 - 1.0
+    hole = holes("square", [0, 1], 32, 32)
+    seen = []
+    monkeypatch.setattr("asyncpatch.evaluation.psnr_in_hole", lambda made, *rest: seen.append(made) or torch.zeros(2))
+    for method in ("asyncpatch", "ddnm"):
+        for paste in (False, True):
+            work = Evaluation(pipe, tmp_path, {"noise": store}, paste=paste)
+            work.result(Cell("noise", "square", method, Settings(steps=2), 2))
+            known = (hole == 0).expand_as(x)
+            assert torch.allclose(seen[-1][known], x[known], atol=1e-5) == paste
+            codec = pipe.model.codec
+            far = (codec.pixels(codec.tokens(hole), (32, 32)) == 0).expand_as(x)  # whatever is there was decoded
+            with torch.no_grad():
+                again = codec.decode(codec.encode(x, hole), (32, 32))
+            assert (seen[-1] - again)[far].abs().mean() < 0.1 or paste
+    assert len({file.name for file in (tmp_path / "cells").iterdir()}) == 4
+
+
+def test_ring_by_ring_originals_are_pasted(pipe):
+    plan = pipe.plan_texture(PHOTO[:24, :24], (48, 60), seed=0, steps=2)
+    with pytest.raises(ValueError, match="rings need paste"):
+        pipe.run(replace(plan, paste=False))
 
 
 def test_from_the_command_line(tiny_latent_model, tmp_path, monkeypatch):

@@ -92,10 +92,11 @@ class Completion:
     ``codec`` is what the denoiser's tokens are to pictures. ``window`` is the side that the denoiser was trained at, in
     pixels, ``steps`` how often it is asked where it starts from noise, ``refine`` the time that enlarged fillings start
     from (0: leave them as they are), ``batch`` how many windows are asked at a time. ``rings``: go ring by ring;
-    ``wrap`` (only then) joins opposite edges of the picture. ``pace`` is the share of the steps that each token takes
-    for itself where there is an order. ``prepare`` puts
-    guidance around the denoiser; ``make`` makes the schedule of a stage, where pixels do not all go together;
-    ``callback`` sees every visit (to break the work off, let it raise).
+    ``wrap`` (only then) joins opposite edges of the picture. ``paste``: pixels outside the hole are those that were
+    given; without it those that tokens, which do not change there, decode to. ``pace`` is the share of the steps that
+    each token takes for itself where there is an order. ``prepare`` puts guidance around the denoiser; ``make`` makes
+    the schedule of a stage, where pixels do not all go together; ``callback`` sees every visit (to break the work off,
+    let it raise).
     """
 
     denoiser: Denoiser
@@ -107,6 +108,7 @@ class Completion:
     refine: float = 0.5
     rings: bool = False
     wrap: bool = False
+    paste: bool = True
     batch: int = 64
     pace: float = 0.5
     prepare: Prepare | None = None
@@ -122,6 +124,8 @@ class Completion:
         checks.fraction("refine", self.refine)
         if not 0 < self.pace <= 1:
             raise ValueError(f"pace must lie in (0, 1], got {self.pace}")
+        if self.rings and not self.paste:
+            raise ValueError("rings need paste: what is known must not change from ring to ring")
         if self.wrap and not self.rings:
             raise ValueError("wrap needs rings: edges are joined where a picture grows ring by ring")
 
@@ -129,7 +133,7 @@ class Completion:
     def __call__(
         self, x: Tensor, hole: Tensor, seeds: Sequence[int], cond: Cond | None = None, order: Tensor | None = None
     ) -> Tensor:
-        """The pictures x [B, C, H, W] with their holes filled; pixels outside them are exactly those of x.
+        """The pictures x [B, C, H, W] with their holes filled; pixels outside them are exactly those of x (``paste``).
 
         ``hole`` [B, 1, H, W] (or broadcastable) is 1 where something is to be generated; between 0 and 1 it is the
         time that the pixel starts from, as it is. There is one seed per picture. ``order`` (of the hole's shape) says
@@ -151,7 +155,8 @@ class Completion:
                     filled = self._denoised(now, stage, random, cond, order if first else None)
                 else:
                     filled = _without_noise(now, stage.wait)
-            x = x if filled is None else torch.where(start > 0, filled, x)
+            if filled is not None:
+                x = torch.where(start > 0, filled, x) if self.paste else filled
         return x
 
     def work(self, hole: Tensor, order: Tensor | None = None) -> int:

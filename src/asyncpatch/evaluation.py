@@ -116,6 +116,9 @@ class Evaluation:
     references: int = 20_000
     features: str = "lite"
     """The network in whose features sets are compared, one of ``metrics.FEATURES``."""
+    paste: bool = False
+    """Outside of holes compare the pixels that were given, not those that tokens decode to. (Pixels decode to
+    themselves.)"""
 
     def name(self, cell: Cell) -> str:
         """Of a cell's files: what one would look for, and a mark of all else that its figures depend on."""
@@ -130,6 +133,7 @@ class Evaluation:
             parts.append(hashlib.sha256(Path(schedule).read_bytes()).hexdigest())
         parts += [
             str(self.lpips is not None),
+            str(self.paste),
             "" if self.training is None else f"{_mark(self.training)}/{self.references}/{self.features}",
         ]
         mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
@@ -235,7 +239,7 @@ class Evaluation:
         """Through the same path as the command line."""
         levels = ((x + 1.0) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
         tasks = [Task(Picture(levels=levels[k]), hole[k], (seeds[k],), labels[k]) for k in range(len(x))]
-        made, asked = self._run(Plan(tasks, cell.settings))
+        made, asked = self._run(Plan(tasks, cell.settings, paste=self.paste))
         return torch.stack([each.pictures[0].x for each in made]), asked
 
     def _run(self, plan: Plan) -> tuple[list[Made], int]:
@@ -258,8 +262,8 @@ class Evaluation:
             told = None if cell.method == "deqir" else Cond(label=torch.tensor(labels[some], device=device))
             # their noise is drawn on the device: RePaint draws so much of it that it would take longer than the network
             tokens = method.run(denoiser, e, cond=told, generator=generators(seeds[some], device))
-            filled = model.codec.decode(tokens, (x.shape[2], x.shape[3]))
-            made.append(torch.where(hs > 0, filled, xs).clamp(-1.0, 1.0).cpu())
+            filled = model.codec.decode(torch.where(open_ > 0, tokens, e), (x.shape[2], x.shape[3]))
+            made.append((torch.where(hs > 0, filled, xs) if self.paste else filled).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
     def _resemblance(self, made: Tensor) -> Result:

@@ -75,6 +75,9 @@ class Plan:
     """What there is to say to the user."""
     order: Picture | None = None
     """Where the schedule is a picture: dark pixels come first."""
+    paste: bool = True
+    """Outside of holes the pixels that were given; without it, in the boxes around them, those that their tokens decode
+    to. (Pixels decode to themselves.)"""
     doubts: bool = False
     """Ask how sure the network is, for an onlooker, also where the schedule does not."""
 
@@ -401,7 +404,8 @@ class AsyncPatchPipeline(DiffusionPipeline):
             order = _orders(plan, rows)
             filling = self._completion(plan, None if watch is None else _teller(watch, rows, plan.settings.questions))
             filled = filling(x, hole, [row.seed for row in rows], Cond(label=label), order).cpu()
-            for row, each, gap in zip(rows, filled, hole.cpu(), strict=True):
+            changed = hole.cpu() if plan.paste else torch.ones_like(hole, device="cpu")
+            for row, each, gap in zip(rows, filled, changed, strict=True):
                 before = made[row.task][row.candidate]
                 made[row.task][row.candidate] = before.completed(each, gap, at=(row.box.top, row.box.left))
         return [Made(each, list(task.seeds), plan.notes) for each, task in zip(made, tasks, strict=True)]
@@ -443,7 +447,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
             denoiser=self.denoiser(how.batch, doubts=plan.doubts or doubts(how.schedule)), process=model.process,
             step=step(model.process), make=None if leading is None else partial(leading, model.process),
             codec=model.codec, window=model.resolution, steps=how.steps, refine=how.refine, batch=how.batch,
-            pace=how.pace, rings=plan.rings, wrap=plan.wrap, prepare=guided, callback=callback,
+            pace=how.pace, rings=plan.rings, wrap=plan.wrap, paste=plan.paste, prepare=guided, callback=callback,
         )  # fmt: skip
 
 

@@ -131,6 +131,8 @@ def evaluate(
     features: Annotated[str, typer.Option(help="in which sets are compared: lite (EfficientNet-Lite0), or inception "
                                           "(FID; needs torch-fidelity)")] = "lite",
     references: Annotated[int, typer.Option(help="training pictures to compare with, at most")] = 20_000,
+    paste: Annotated[bool, typer.Option("--paste", help="for models of latents: outside of holes the original pixels, "
+                                        "as the tool gives them, not decoded ones")] = False,
     batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
     cache: Annotated[Path | None, typer.Option(help="where decoded data are kept [default: user's cache folder]",
                                                show_default=False)] = None,
@@ -230,7 +232,7 @@ def evaluate(
                 weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
         scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
         training = open_split(data, "train", side, cache) if samples or frechet else None
-        work = Evaluation(pipeline, output, sets, training, scored, references, features)
+        work = Evaluation(pipeline, output, sets, training, scored, references, features, paste)
         for cell in cells:
             work.check(cell)
         output.mkdir(parents=True, exist_ok=True)
