@@ -156,7 +156,7 @@ class Completion:
                 else:
                     filled = _without_noise(now, stage.wait)
             if filled is not None:
-                x = torch.where(start > 0, filled, x) if self.paste else filled
+                x = self.codec.join(filled, x, start, wrap=self.wrap) if self.paste else filled
         return x
 
     def work(self, hole: Tensor, order: Tensor | None = None) -> int:

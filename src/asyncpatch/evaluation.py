@@ -263,7 +263,7 @@ class Evaluation:
             # their noise is drawn on the device: RePaint draws so much of it that it would take longer than the network
             tokens = method.run(denoiser, e, cond=told, generator=generators(seeds[some], device))
             filled = model.codec.decode(torch.where(open_ > 0, tokens, e), (x.shape[2], x.shape[3]))
-            made.append((torch.where(hs > 0, filled, xs) if self.paste else filled).clamp(-1.0, 1.0).cpu())
+            made.append((model.codec.join(filled, xs, hs) if self.paste else filled).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked
 
     def _resemblance(self, made: Tensor) -> Result:
