@@ -1,5 +1,6 @@
 """The HTTP interface: a job from beginning to end; and what those try who mean no good."""
 
+import asyncio
 import io
 import json
 import time
@@ -199,9 +200,44 @@ def test_with_a_token_nothing_goes_without_it(workshop):
         shown = client.get("/api", params={"token": "a secret"})
         assert shown.status_code == 200
         assert "HttpOnly" in shown.headers["set-cookie"]
-    cookie = {"cookie": f'{COOKIE}="a secret"'}
-    with client_of(workshop, token="a secret", host="pictures.example") as client:
-        assert client.get("/api", headers=cookie).status_code == 200
+        client.cookies.clear()
+        page = client.get("/api/docs?token=a+secret&x=1", headers={"accept": "text/html"}, follow_redirects=False)
+        assert (page.status_code, page.headers["location"]) == (303, "./docs?x=1")  # not in the address bar
+        assert client.get("/api/docs", headers={"accept": "text/html"}).status_code == 200
+        client.cookies.clear()
+        others = f'a={{"b": 1}}; c; {COOKIE}=a%20secret; d="'  # of what else runs on this host
+        assert client.get("/api", headers={"cookie": others}).status_code == 200
+        assert client.get("/api", headers={"cookie": f"{COOKIE}=a%20secre; {COOKIE}"}).status_code == 401
+
+
+def test_headers_that_make_no_sense_are_refused(client):
+    for host in ("[", "[::1", ""):
+        assert client.get("/api", headers={"host": host}).status_code == 403
+    for origin in ("http://[", "null", "127.0.0.1:7860"):
+        assert client.post("/api/jobs", data={"tool": "generate"}, headers={"origin": origin}).status_code == 403
+    for length in ("-1", "many", "9" * 30):
+        assert client.post("/api/jobs", headers={"content-length": length}).status_code == 413
+
+
+def test_a_stream_ends_when_the_server_stops():
+    sent = []
+
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def stopped():
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/api", "headers": [(b"host", b"127.0.0.1")]}
+        task = asyncio.create_task(Guard(endless, token=None, most=1)(scope, None, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(stopped())
+    assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
 
 
 def test_the_browser_is_told_to_load_nothing_from_elsewhere(client):

@@ -222,16 +222,26 @@ def test_no_file_can_be_read_from_outside(client, path):
     assert "[build-system]" not in answer.text
 
 
-def test_nothing_can_be_uploaded_past_the_limits(client):
-    answer = client.post("/gradio_api/upload", files={"files": ("x.png", b"12345678")})
-    assert answer.status_code in (403, 404, 413)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/gradio_api/upload"), ("GET", "/gradio_api/deep_link?session_hash=x"), ("GET", "/monitoring/summary"),
+        ("GET", "/gradio_api/proxy=http://127.0.0.1:1/"), ("POST", "/gradio_api/call/on_open"),
+        ("POST", "/gradio_api/run/on_open"), ("POST", "/gradio_api/component_server"), ("GET", "/gradio_api/info"),
+        ("GET", "/gradio_api/file=/etc/hostname"), ("POST", "/login"), ("GET", "/gradio_api/queue/status"),
+    ],
+)  # fmt: skip
+def test_of_gradios_doors_only_those_of_the_page_are_open(client, method, path):
+    answer = client.request(method, path, files={"files": ("x.txt", b"")} if method == "POST" else None)
+    assert (answer.status_code, answer.json()) == (404, {"detail": "there is nothing here"})
 
 
 def test_with_a_token_the_page_asks_for_it(workshop):
     with TestClient(made(workshop, "a secret"), base_url="http://pictures.example") as client:
         for path in ("/", "/config", "/gradio_api/info", "/asyncpatch/page.js"):
             assert client.get(path).status_code == 401
-        assert client.get("/", params={"token": "a secret"}).status_code == 200
+        page = client.get("/", params={"token": "a secret"}, headers={"accept": "text/html"})
+        assert (page.status_code, page.url.query) == (200, b"")
 
 
 def test_the_client_of_the_documents_works(workshop, files, tmp_path, monkeypatch):
