@@ -61,6 +61,24 @@ def test_a_job_from_beginning_to_end(client, files, photo, hole):
     assert client.get(f"/api/jobs/{id}/pictures/2").status_code == 404
 
 
+def test_a_picture_to_look_at_is_smaller(client, files, photo):
+    id = client.post("/api/jobs", **form(files, tool="inpaint", quality="fast")).json()["id"]
+    assert finished(client, id)["request"]["steps"] == 2  # what is said of the steps themselves counts
+    for path in ("pictures/0", "given"):
+        small = client.get(f"/api/jobs/{id}/{path}", params={"side": 30})
+        assert Image.open(io.BytesIO(small.content)).size == (30, 20)
+        whole = client.get(f"/api/jobs/{id}/{path}", params={"side": 1000})
+        assert Image.open(io.BytesIO(whole.content)).size == (60, 40)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(whole.content))), photo)
+    assert client.get(f"/api/jobs/{id}/pictures/1", params={"side": 30}).status_code == 404
+    assert client.get(f"/api/jobs/{id}/given", params={"side": -1}).status_code == 422
+
+
+def test_quality_is_a_word_for_the_steps(client):
+    job = client.post("/api/jobs", data={"tool": "generate", "quality": "fast"}).json()
+    assert job["request"]["steps"] == 8
+
+
 def test_progress_comes_as_a_stream(client):
     id = client.post("/api/jobs", **form([], tool="generate", steps=30, label="cat")).json()["id"]
     with client.stream("GET", f"/api/jobs/{id}/events") as answer:
@@ -111,6 +129,8 @@ def test_what_is_wrong_is_said_and_nothing_more(client, files):
         ({"tool": "generate", "schedule": "/etc/hostname"}, "there is no schedule"),
         ({"tool": "generate", "schedule": "../../etc/passwd"}, "there is no schedule"),
         ({"tool": "generate", "seed": 2**63}, "seed must be below"),
+        ({"tool": "generate", "stepps": 8}, "there is no 'stepps'"),
+        ({"tool": "generate", "quality": "perfect"}, "quality must be fast"),
     ):
         answer = client.post("/api/jobs", **form([], **given))
         assert answer.status_code == 422
