@@ -212,6 +212,7 @@ class Page:
             "order": self._order_surface(session, controls),
             "history": [_shown(each, THUMB, "JPEG") for each in session.history],
             "at": session.at,
+            "most": self.workshop.limits.bytes,
             "sides": [_whole(getattr(controls, name)) for name in _SIDES],
         })  # fmt: skip
 

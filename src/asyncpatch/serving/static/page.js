@@ -138,6 +138,10 @@
 
     take(file) {
       if (!file) return;
+      if (shown && file.size > shown.most) {
+        this.say(`This file has ${Math.ceil(file.size / 2 ** 20)} megabytes, and a picture may have ${shown.most / 2 ** 20}: use a smaller one.`, true);
+        return;
+      }
       this.say("");
       read(file).then((data) => this.dispatchEvent(new CustomEvent("photo", { detail: data })), (error) => this.say(error.message, true));
     }
