@@ -239,12 +239,17 @@ def test_headers_that_make_no_sense_are_refused(client):
         assert client.post("/api/jobs", headers={"content-length": length}).status_code == 413
 
 
-def test_a_stream_ends_when_the_server_stops():
+@pytest.mark.parametrize("tidy", [False, True])
+def test_a_stream_ends_when_the_server_stops(tidy):
     sent = []
 
     async def endless(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if tidy:
+                await send({"type": "http.response.body"})
 
     async def stopped():
         async def send(message):

@@ -77,7 +77,7 @@ class Guard:
         if shown and "text/html" in headers.get("accept", ""):
             await _answer(send, 303, "", "text/plain", *self._without_token(scope))
             return
-        came, began, cookie = 0, False, self._cookie() if shown else ()
+        came, began, ended, cookie = 0, False, False, self._cookie() if shown else ()
 
         async def counted() -> MutableMapping[str, Any]:
             nonlocal came
@@ -88,7 +88,7 @@ class Guard:
             return message
 
         async def headed(message: MutableMapping[str, Any]) -> None:
-            nonlocal began
+            nonlocal began, ended
             if came > self.most and not began:  # whatever the application has made of it
                 raise _TooLarge
             if message["type"] == "http.response.start":
@@ -96,6 +96,7 @@ class Guard:
                 own = {name for name, _ in _HEADERS}
                 kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
                 message = {**message, "headers": [*kept, *_HEADERS, *cookie]}
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -104,7 +105,7 @@ class Guard:
             if not began:
                 await _answer(send, *self._too_large())
         except asyncio.CancelledError:  # the server stops: a stream ends here
-            if began:
+            if began and not ended:
                 await send({"type": "http.response.body"})
 
     def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
