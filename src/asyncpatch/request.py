@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from asyncpatch.options import check, parse, setting, types_of
 from asyncpatch.pipelines import AsyncPatchPipeline, Plan, is_schedule
-from asyncpatch.settings import PAINTED, SYNCHRONOUS, Settings
+from asyncpatch.settings import PAINTED, SYNCHRONOUS, Settings, settings_of
 
 Tool = Literal["generate", "inpaint", "outpaint", "texture"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -84,10 +84,13 @@ class Request:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:
-        """From names and values, of which each may be a text."""
+        """From names and values, of which each may be a text; ``quality`` is a word for some settings."""
         own, more = types_of(cls), types_of(Settings)
         del own["settings"]
+        given = dict(given)
         found, settings = dict[str, Any](), dict[str, Any]()
+        if (quality := given.pop("quality", None)) is not None:
+            settings |= settings_of(quality)
         for name, value in given.items():
             kind = own.get(name, more.get(name))
             if kind is None:

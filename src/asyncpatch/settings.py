@@ -74,16 +74,20 @@ class Settings:
         if "quality" not in given:
             return cls(**given)
         given = dict(given)
-        quality = given.pop("quality")
-        if quality not in QUALITIES:
-            raise ValueError(f"quality must be {', '.join(QUALITIES)}; got {quality!r}")
-        return cls(**{**QUALITIES[quality][0], **given})
+        return cls(**{**settings_of(given.pop("quality")), **given})
 
     @property
     def questions(self) -> int:
         """How often the network is asked for a step."""
         twice = (self.class_guidance > 0, self.input_guidance > 0, self.solver == "heun", self.schedule == LOOK_AHEAD)
         return int(2 ** sum(twice))
+
+
+def settings_of(quality: str) -> dict[str, Any]:
+    """What a word of QUALITIES stands for."""
+    if quality not in QUALITIES:
+        raise ValueError(f"quality must be {', '.join(QUALITIES)}; got {quality!r}")
+    return QUALITIES[quality][0]
 
 
 def solver_for_new(eta: float, schedule: str) -> Solver:

@@ -100,7 +100,23 @@ class Visitor {
     })), urls);
   }
 
-  result() { return this.page.locator("async-job img.after").getAttribute("src"); }
+  // what is downloaded
+  result() { return this.page.getByText("Download PNG").getAttribute("href"); }
+
+  // what the interface makes, as a file
+  async made(name, fields) {
+    const url = await this.page.evaluate(async (fields) => {
+      const body = new FormData();
+      for (const [name, value] of Object.entries(fields)) body.append(name, value);
+      let job = await (await fetch("/api/jobs", { method: "POST", body })).json();
+      while (["waiting", "running"].includes(job.state)) job = await (await fetch(`/api/jobs/${job.id}`)).json();
+      const blob = await (await fetch(`/api/jobs/${job.id}/pictures/0`)).blob();
+      return new Promise((resolve) => { const reader = new FileReader(); reader.onload = () => resolve(reader.result); reader.readAsDataURL(blob); });
+    }, fields);
+    const file = path.join(work, name);
+    fs.writeFileSync(file, Buffer.from(url.split(",")[1], "base64"));
+    return file;
+  }
 
   // a PNG drawn by the browser
   async drawn(name, width, height, script) {
@@ -244,6 +260,7 @@ const tests = {
     assert.deepEqual(await tiles.locator("span").allTextContents(), ["seed 5", "seed 6", "seed 7"]);
     await tiles.nth(1).click();
     assert.match(await visitor.result(), /pictures\/1$/);
+    assert.match(await visitor.page.locator("async-job img.after").getAttribute("src"), /pictures\/1\?/);
     const chosen = await visitor.levels(await visitor.result());
     await visitor.page.getByRole("button", { name: "Make it the current picture" }).click();
     await visitor.page.waitForSelector("async-past img >> nth=1");
@@ -294,6 +311,95 @@ const tests = {
     await visitor.run("inpaint");
   },
 
+  async "settings that no control has are restored, and others stay usable"(visitor) {
+    await visitor.open();
+    const file = await visitor.made("other.png", { tool: "generate", steps: 2, eta: 0.5, seed: 8, width: 24, refine: 0.75 });
+    await visitor.painter("hole").locator('input[type="file"]').first().setInputFiles(file);
+    await visitor.page.waitForFunction(() => document.querySelector("#notice").textContent.includes("restored"));
+    assert.equal(await visitor.page.locator("#more textarea, #more input").inputValue(), "eta=0.5 refine=0.75");
+    assert.equal(await visitor.page.getByRole("tab", { name: "Generate" }).getAttribute("aria-selected"), "true");
+    await visitor.run("generate");
+    const [given, again] = await visitor.levels(`data:image/png;base64,${fs.readFileSync(file, "base64")}`, await visitor.result());
+    assert.deepEqual(again, given);
+    await visitor.page.locator("#more textarea, #more input").fill("etta=1");
+    await visitor.page.click("#run-generate");
+    await visitor.said("there is no 'etta'");
+  },
+
+  async "a large photo is worked on at its own size"(visitor) {
+    await visitor.open();
+    const photo = await visitor.drawn("large.png", 2400, 1200, "context.fillStyle = '#468'; context.fillRect(0, 0, 2400, 1200); context.fillStyle = '#fa0'; context.fillRect(900, 300, 700, 600);");
+    await visitor.painter("hole").locator('input[type="file"]').first().setInputFiles(photo);
+    await visitor.page.waitForFunction(() => document.querySelector('async-painter[mode="hole"]').image);
+    const message = visitor.painter("hole").locator(".message");
+    await visitor.painter("hole").locator("input.mask").setInputFiles(await visitor.drawn("square.png", 50, 50, ""));
+    await visitor.page.waitForFunction(() => document.querySelector('async-painter[mode="hole"] .message').textContent.includes("the photo 2400 x 1200"));
+    const half = await visitor.drawn("half.png", 1200, 600, "context.fillRect(0, 0, 1200, 600); context.fillStyle = '#fff'; context.fillRect(600, 300, 16, 16);");
+    await visitor.painter("hole").locator("input.mask").setInputFiles(half);
+    await visitor.page.waitForFunction(() => document.querySelector('async-painter[mode="hole"] .message').textContent.includes("brought to"));
+    assert.match(await message.textContent(), /1200 x 600 .* 2400 x 1200/);
+    await visitor.set("steps", 1);
+    await visitor.run("inpaint");
+    const found = await visitor.page.evaluate(async (urls) => { // where it changed; so many levels are slow to hand over
+      const [before, after] = await Promise.all(urls.map(async (url) => {
+        const image = Object.assign(new Image(), { src: url });
+        await image.decode();
+        const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
+        context.drawImage(image, 0, 0);
+        return context.getImageData(0, 0, image.width, image.height);
+      }));
+      const rows = [], columns = [];
+      for (let k = 0; k < after.data.length; k++) {
+        if (before.data[k] === after.data[k]) continue;
+        columns.push((k >> 2) % after.width);
+        rows.push(Math.floor((k >> 2) / after.width));
+      }
+      return { size: [after.width, after.height], count: rows.length, columns: [Math.min(...columns), Math.max(...columns)], rows: [Math.min(...rows), Math.max(...rows)] };
+    }, [`data:image/png;base64,${fs.readFileSync(photo, "base64")}`, await visitor.result()]);
+    assert.deepEqual(found.size, [2400, 1200]);
+    assert.ok(found.count > 500);
+    for (const [[low, high], first] of [[found.columns, 1200], [found.rows, 600]]) assert.ok(low >= first - 3 && high < first + 36, `${low} to ${high}`);
+    await visitor.tab("Outpaint");
+    await visitor.set("right", 0);
+    await visitor.page.waitForFunction(() => !document.querySelector('async-painter[mode="sides"]').sides[2]);
+    await visitor.stroke("sides", [0.995, 0.5], [1.195, 0.5]); // a fifth of its width
+    await visitor.page.waitForFunction(() => Number(document.querySelector("#right input").value) > 0);
+    const right = Number(await visitor.page.locator("#right input").inputValue());
+    assert.ok(Math.abs(right - 480) < 30, `${right} pixels`);
+  },
+
+  async "what runs is stopped when something else is run"(visitor) {
+    await visitor.open();
+    await visitor.set("steps", 64);
+    await visitor.set("candidates", 8);
+    await visitor.tab("Generate");
+    await visitor.page.click("#run-generate");
+    await visitor.page.waitForFunction(() => /^\d+ %/.test(document.querySelector("async-job .status").textContent));
+    const first = await visitor.page.evaluate(() => document.querySelector("async-job").job.id);
+    await visitor.set("steps", 1);
+    await visitor.set("candidates", 1);
+    await visitor.run("generate");
+    const state = await visitor.page.evaluate(async (id) => (await (await fetch(`/api/jobs/${id}`)).json()).state, first);
+    assert.equal(state, "cancelled");
+  },
+
+  async "a job that the server has lost is given up"(visitor, context) {
+    await visitor.open();
+    await visitor.page.evaluate(() => asyncpatch.follow(JSON.stringify({ id: "lost", inputs: [], state: "running" })));
+    await visitor.said("does not know this job");
+    assert.equal(await visitor.page.getByRole("button", { name: "Stop this job" }).isVisible(), false);
+  },
+
+  async "who uses the keyboard sees where it is"(visitor) {
+    await visitor.open();
+    for (const place of ['#grow-the-hole input[type="range"]', "#invert input", "#quality input >> nth=1", "async-painter[mode=hole] canvas"]) {
+      await visitor.page.locator(place).focus();
+      await visitor.page.keyboard.press("Shift"); // as if it came by Tab
+      const line = await visitor.page.locator(place).evaluate((each) => getComputedStyle(each).outlineStyle);
+      assert.equal(line, "solid", place);
+    }
+  },
+
   async "it says the same as a command line and as Python"(visitor) {
     await visitor.open();
     await visitor.set("steps", 2);
@@ -322,7 +428,9 @@ const tests = {
     await visitor.page.waitForFunction(() => document.querySelector("#strip").textContent.includes("no order is painted"));
     await visitor.page.click("#run-order");
     await visitor.said("no order is painted yet");
-    await visitor.stroke("order", [0.1, 0.3], [0.9, 0.3]);
+    await visitor.page.getByLabel("in a spiral").check();
+    await visitor.stroke("order", [0.1, 0.3], [0.9, 0.3]); // who paints an order means it
+    await visitor.page.waitForFunction(() => document.querySelector('#order-kind input[value="as I paint it"]').checked);
     await visitor.painter("order").getByLabel("When").fill("5");
     await visitor.stroke("order", [0.1, 0.6], [0.9, 0.6]);
     await visitor.page.waitForSelector("#strip img");
@@ -397,6 +505,10 @@ const tests = {
     fs.writeFileSync(broken, "this is no picture");
     await visitor.painter("hole").locator('input[type="file"]').first().setInputFiles(broken);
     await visitor.page.waitForFunction(() => document.querySelector("#notice").textContent.includes("not a picture"));
+    const heavy = path.join(work, "heavy.png");
+    fs.writeFileSync(heavy, Buffer.alloc(33 << 20));
+    await visitor.painter("hole").locator('input[type="file"]').first().setInputFiles(heavy);
+    await visitor.page.waitForFunction(() => document.querySelector('async-painter[mode="hole"] .message.wrong').textContent.includes("may have 32"));
     await visitor.tab("Texture");
     await visitor.set("texture-width", 20);
     await visitor.page.click("#run-texture");

@@ -4,11 +4,16 @@ import builtins
 import socket
 import subprocess
 import sys
+import threading
+import time
+import webbrowser
+from urllib.parse import quote
 
 import pytest
 from typer.testing import CliRunner
 
 from asyncpatch.cli import app
+from asyncpatch.cli.serving import open_when_up
 from asyncpatch.serving import server
 
 
@@ -61,7 +66,12 @@ def test_limits_are_checked(words, said):
 
 @pytest.mark.parametrize(
     ("words", "token"),
-    [((), None), (("--host", "0.0.0.0"), "drawn"), (("--host", "0.0.0.0", "--token", "mine"), "mine")],
+    [
+        ((), None),
+        (("--host", "0.0.0.0"), "drawn"),
+        (("--host", "0.0.0.0", "--token", "mine"), "mine"),
+        (("--token", "a b&c"), "a b&c"),
+    ],
 )
 def test_beyond_loopback_there_is_a_token(words, token, tiny_model, monkeypatch):
     came = {}
@@ -81,4 +91,18 @@ def test_beyond_loopback_there_is_a_token(words, token, tiny_model, monkeypatch)
         assert len(came["token"]) >= 20
     else:
         assert came["token"] == token
-    assert (f"?token={came['token']}" in done.output) == (token is not None)
+    assert (f"/?token={quote(came['token'] or '')} " in done.output) == (token is not None)
+
+
+def test_the_browser_opens_when_somebody_listens(monkeypatch):
+    opened = threading.Event()
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.set())
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        threading.Thread(
+            target=open_when_up, args=("http://x/", "127.0.0.1", place.getsockname()[1]), daemon=True
+        ).start()
+        time.sleep(0.2)
+        assert not opened.is_set()
+        place.listen()
+        assert opened.wait(5)

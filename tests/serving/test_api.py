@@ -1,5 +1,6 @@
 """The HTTP interface: a job from beginning to end; and what those try who mean no good."""
 
+import asyncio
 import io
 import json
 import time
@@ -60,6 +61,24 @@ def test_a_job_from_beginning_to_end(client, files, photo, hole):
     assert client.get(f"/api/jobs/{id}/pictures/2").status_code == 404
 
 
+def test_a_picture_to_look_at_is_smaller(client, files, photo):
+    id = client.post("/api/jobs", **form(files, tool="inpaint", quality="fast")).json()["id"]
+    assert finished(client, id)["request"]["steps"] == 2  # what is said of the steps themselves counts
+    for path in ("pictures/0", "given"):
+        small = client.get(f"/api/jobs/{id}/{path}", params={"side": 30})
+        assert Image.open(io.BytesIO(small.content)).size == (30, 20)
+        whole = client.get(f"/api/jobs/{id}/{path}", params={"side": 1000})
+        assert Image.open(io.BytesIO(whole.content)).size == (60, 40)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(whole.content))), photo)
+    assert client.get(f"/api/jobs/{id}/pictures/1", params={"side": 30}).status_code == 404
+    assert client.get(f"/api/jobs/{id}/given", params={"side": -1}).status_code == 422
+
+
+def test_quality_is_a_word_for_the_steps(client):
+    job = client.post("/api/jobs", data={"tool": "generate", "quality": "fast"}).json()
+    assert job["request"]["steps"] == 8
+
+
 def test_progress_comes_as_a_stream(client):
     id = client.post("/api/jobs", **form([], tool="generate", steps=30, label="cat")).json()["id"]
     with client.stream("GET", f"/api/jobs/{id}/events") as answer:
@@ -110,6 +129,8 @@ def test_what_is_wrong_is_said_and_nothing_more(client, files):
         ({"tool": "generate", "schedule": "/etc/hostname"}, "there is no schedule"),
         ({"tool": "generate", "schedule": "../../etc/passwd"}, "there is no schedule"),
         ({"tool": "generate", "seed": 2**63}, "seed must be below"),
+        ({"tool": "generate", "stepps": 8}, "there is no 'stepps'"),
+        ({"tool": "generate", "quality": "perfect"}, "quality must be fast"),
     ):
         answer = client.post("/api/jobs", **form([], **given))
         assert answer.status_code == 422
@@ -199,9 +220,49 @@ def test_with_a_token_nothing_goes_without_it(workshop):
         shown = client.get("/api", params={"token": "a secret"})
         assert shown.status_code == 200
         assert "HttpOnly" in shown.headers["set-cookie"]
-    cookie = {"cookie": f'{COOKIE}="a secret"'}
-    with client_of(workshop, token="a secret", host="pictures.example") as client:
-        assert client.get("/api", headers=cookie).status_code == 200
+        client.cookies.clear()
+        page = client.get("/api/docs?token=a+secret&x=1", headers={"accept": "text/html"}, follow_redirects=False)
+        assert (page.status_code, page.headers["location"]) == (303, "./docs?x=1")  # not in the address bar
+        assert client.get("/api/docs", headers={"accept": "text/html"}).status_code == 200
+        client.cookies.clear()
+        others = f'a={{"b": 1}}; c; {COOKIE}=a%20secret; d="'  # of what else runs on this host
+        assert client.get("/api", headers={"cookie": others}).status_code == 200
+        assert client.get("/api", headers={"cookie": f"{COOKIE}=a%20secre; {COOKIE}"}).status_code == 401
+
+
+def test_headers_that_make_no_sense_are_refused(client):
+    for host in ("[", "[::1", ""):
+        assert client.get("/api", headers={"host": host}).status_code == 403
+    for origin in ("http://[", "null", "127.0.0.1:7860"):
+        assert client.post("/api/jobs", data={"tool": "generate"}, headers={"origin": origin}).status_code == 403
+    for length in ("-1", "many", "9" * 30):
+        assert client.post("/api/jobs", headers={"content-length": length}).status_code == 413
+
+
+@pytest.mark.parametrize("tidy", [False, True])
+def test_a_stream_ends_when_the_server_stops(tidy):
+    sent = []
+
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if tidy:
+                await send({"type": "http.response.body"})
+
+    async def stopped():
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/api", "headers": [(b"host", b"127.0.0.1")]}
+        task = asyncio.create_task(Guard(endless, token=None, most=1)(scope, None, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(stopped())
+    assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
 
 
 def test_the_browser_is_told_to_load_nothing_from_elsewhere(client):

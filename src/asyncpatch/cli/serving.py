@@ -45,7 +45,7 @@ def serve(host: str, port: int, token: str | None, limits: Limits, browser: bool
     import secrets
     import socket
     import threading
-    import webbrowser
+    from urllib.parse import quote
 
     try:
         import gradio  # noqa: F401
@@ -67,11 +67,27 @@ def serve(host: str, port: int, token: str | None, limits: Limits, browser: bool
     from asyncpatch.serving.jobs import Workshop
     from asyncpatch.serving.server import serve as listen
 
-    shown = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
-    address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    workshop = Workshop(pipeline, limits)
+    reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else "::1" if host == "::" else host
+    shown = f"[{reached}]" if ":" in reached else reached
+    address = f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
     typer.echo(f"on {pipeline.where()}: {address}  (HTTP interface: /api/docs; Ctrl+C stops it)")
     if browser:
-        timer = threading.Timer(1.5, webbrowser.open, [address])
-        timer.daemon = True
-        timer.start()
-    listen(Workshop(pipeline, limits), host, port, token)
+        threading.Thread(target=open_when_up, args=(address, reached, port), daemon=True).start()
+    listen(workshop, host, port, token)
+
+
+def open_when_up(address: str, host: str, port: int) -> None:
+    """Opens a browser as soon as somebody listens there."""
+    import socket
+    import time
+    import webbrowser
+
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            webbrowser.open(address)
+            return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import html
 import inspect
-import io
 import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, File, Form, HTTPException, Path, UploadFile
+from fastapi import APIRouter, Depends, File, Form, HTTPException, Path, Query, UploadFile
+from fastapi import Request as HTTPRequest
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
@@ -22,8 +22,8 @@ from asyncpatch.images import png_of
 from asyncpatch.options import types_of
 from asyncpatch.request import Given, Request
 from asyncpatch.serving.jobs import OVER, Full, Job, State, Unknown, Workshop
-from asyncpatch.serving.preview import Sight
-from asyncpatch.settings import Settings
+from asyncpatch.serving.preview import Sight, encoded, reduced
+from asyncpatch.settings import QUALITIES, Settings
 
 PREFIX = "/api"
 HEARTBEAT = 10.0
@@ -31,6 +31,7 @@ HEARTBEAT = 10.0
 LOOK = 0.1
 """Seconds between two looks at a job."""
 
+Side = Annotated[int, Query(description="pixels of the longer side, at most: to look at; 0: all there are", ge=0)]
 Id = Annotated[str, Path(description="the job's id", max_length=64)]
 
 
@@ -78,6 +79,13 @@ def router(workshop: Workshop) -> APIRouter:
             "says_how_sure": model.head is not None, "limits": limits,
         }  # fmt: skip
 
+    form = _form()
+    names = {each.name for each in form}
+
+    async def known(http: HTTPRequest) -> None:
+        if unknown := sorted(set(await http.form()) - names):
+            raise HTTPException(422, f"there is no {unknown[0][:64]!r}; there are {', '.join(sorted(names))}")
+
     def submit(
         picture: UploadFile | None, mask: UploadFile | None, order: UploadFile | None, doubt: bool, **given: Any
     ) -> Any:  # fmt: skip
@@ -91,8 +99,11 @@ def router(workshop: Workshop) -> APIRouter:
         except (ValueError, OverflowError) as error:
             raise HTTPException(422, str(error)) from None
 
-    submit.__signature__ = inspect.Signature(_form())  # type: ignore[attr-defined]
-    api.post("/jobs", response_model=Status, status_code=202, summary="Submit a job")(submit)
+    submit.__signature__ = inspect.Signature(form)  # type: ignore[attr-defined]
+    post = api.post(
+        "/jobs", response_model=Status, status_code=202, summary="Submit a job", dependencies=[Depends(known)]
+    )
+    post(submit)
 
     @api.get("/jobs/{id}", response_model=Status, summary="How a job is")
     def status(id: Id) -> dict[str, Any]:
@@ -120,23 +131,23 @@ def router(workshop: Workshop) -> APIRouter:
         drawn = found(id).preview.drawn(what)
         if drawn is None:
             raise HTTPException(404, "it was not asked how sure it is (doubt), or this model does not say")
-        file = io.BytesIO()
-        drawn.save(file, "PNG")
-        return _png(file.getvalue())
+        return _png(encoded(drawn))
 
     @api.get("/jobs/{id}/pictures/{number}", response_class=Response, summary="A picture that was made, as PNG")
-    def picture(id: Id, number: int) -> Response:
-        """Its notes hold the request, under "asyncpatch"."""
+    def picture(id: Id, number: int, side: Side = 0) -> Response:
+        """Its notes hold the request, under "asyncpatch", unless it is made smaller."""
         try:
-            return _png(found(id).png(number))
+            job = found(id)
+            return _png(encoded(reduced(job.picture(number), side)) if side else job.png(number))
         except Unknown as error:
             raise HTTPException(404, str(error)) from None
 
     @api.get(
         "/jobs/{id}/given", response_class=Response, summary="The picture before, at the size of those made, as PNG"
     )
-    def given(id: Id) -> Response:
-        return _png(png_of(found(id).before))
+    def given(id: Id, side: Side = 0) -> Response:
+        before = found(id).before
+        return _png(encoded(reduced(before, side)) if side else png_of(before))
 
     @api.get("/jobs/{id}/inputs/{name}", response_class=Response, summary="A picture that was given, as PNG")
     def input_(id: Id, name: Literal["picture", "mask", "order"]) -> Response:
@@ -182,6 +193,8 @@ def _form() -> list[inspect.Parameter]:
             of = kinds[each.name] if each.name == "tool" else kinds[each.name] | None
             default = inspect.Parameter.empty if each.name == "tool" else None
             made.append(_parameter(each.name, Annotated[of, Form(description=words)], default))
+    words = " | ".join(QUALITIES) + ": a word for the steps"
+    made.append(_parameter("quality", Annotated[str | None, Form(description=words)], None))
     words = "show also how sure the model is while it runs, which takes a little longer"
     made.append(_parameter("doubt", Annotated[bool, Form(description=words)], False))
     for name, words in (

@@ -4,22 +4,26 @@
 - With a token all that comes without it is refused: as ``Authorization: Bearer TOKEN``, or once as ``?token=TOKEN`` in
   a browser, which then keeps a cookie.
 - A page of another origin may not send anything here.
+- Of gradio's own doors those are open that the page goes through: none that writes a file, fetches one by its path, or
+  tells of other visitors.
 - A body that is too large is refused, by what it says of itself and again by counting.
 - The browser is told to load nothing from elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "asyncpatch-token"
@@ -27,6 +31,11 @@ POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'none'; form-action 'self'; base-uri 'self'"
 )
+OPEN = re.compile(
+    r"/|/api(/.*)?|/asyncpatch/[^/]+|/(assets|static)/.+|/(theme\.css|manifest\.json|config|robots\.txt|favicon\.ico)"
+    r"|/gradio_api/(queue/(join|data)|heartbeat/\w+|cancel|reset|startup-events)"
+)
+"""The paths that are answered."""
 _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -64,7 +73,11 @@ class Guard:
         if refused is not None:
             await _answer(send, *refused)
             return
-        came, began, cookie = 0, False, self._cookie(scope)
+        shown = self.token is not None and bool(_in_query(scope))
+        if shown and "text/html" in headers.get("accept", ""):
+            await _answer(send, 303, "", "text/plain", *self._without_token(scope))
+            return
+        came, began, ended, cookie = 0, False, False, self._cookie() if shown else ()
 
         async def counted() -> MutableMapping[str, Any]:
             nonlocal came
@@ -75,7 +88,7 @@ class Guard:
             return message
 
         async def headed(message: MutableMapping[str, Any]) -> None:
-            nonlocal began
+            nonlocal began, ended
             if came > self.most and not began:  # whatever the application has made of it
                 raise _TooLarge
             if message["type"] == "http.response.start":
@@ -83,6 +96,7 @@ class Guard:
                 own = {name for name, _ in _HEADERS}
                 kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
                 message = {**message, "headers": [*kept, *_HEADERS, *cookie]}
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -90,19 +104,23 @@ class Guard:
         except _TooLarge:
             if not began:
                 await _answer(send, *self._too_large())
+        except asyncio.CancelledError:  # the server stops: a stream ends here
+            if began and not ended:
+                await send({"type": "http.response.body"})
 
     def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, str] | None:
         """Why nothing is answered: a status, what is said, and of which kind."""
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if self.token is None and not is_loopback(host):
+        if self.token is None and not is_loopback(_host(headers)):
             return 403, '{"detail": "this server answers on this machine alone"}', "application/json"
         if self.token is not None and not self._knows(scope, headers):
             if "text/html" in headers.get("accept", ""):
                 return 401, _LOGIN, "text/html; charset=utf-8"
             return 401, '{"detail": "a token is needed: Authorization: Bearer TOKEN"}', "application/json"
         origin = headers.get("origin", "")
-        if scope["method"] not in ("GET", "HEAD") and origin and urlsplit(origin).netloc != headers.get("host"):
+        if scope["method"] not in ("GET", "HEAD") and origin and origin.partition("://")[2] != headers.get("host"):
             return 403, '{"detail": "a page of another origin may not do this"}', "application/json"
+        if not OPEN.fullmatch(scope["path"]):
+            return 404, '{"detail": "there is nothing here"}', "application/json"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.most:
             return self._too_large()
@@ -117,29 +135,43 @@ class Guard:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if kind.lower() == "bearer" else []
         given += _in_query(scope)
-        try:
-            kept = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            kept = None
-        given += [kept.value] if kept is not None else []
+        cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
+        given += [unquote(value) for name, _, value in cookies if name == COOKIE]
         return any(secrets.compare_digest(each.encode(), self.token.encode()) for each in given)
 
-    def _cookie(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def _cookie(self) -> tuple[Header, ...]:
         """For a browser that has just shown the token."""
-        if self.token is None or not _in_query(scope):
-            return []
-        return [(b"set-cookie", f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict".encode())]
+        kept = f"{COOKIE}={quote(self.token or '', safe='')}; Path=/; HttpOnly; SameSite=Strict"
+        return ((b"set-cookie", kept.encode()),)
+
+    def _without_token(self, scope: Scope) -> tuple[Header, ...]:
+        """To the same page, so that the token does not stay in the address bar."""
+        rest = urlencode([(name, value) for name, value in _query(scope) if name != "token"])
+        here = "./" + quote(scope["path"].rpartition("/")[2]) + (f"?{rest}" if rest else "")
+        return ((b"location", here.encode()), *self._cookie())
 
 
 class _TooLarge(Exception):
     pass
 
 
+def _host(headers: dict[str, str]) -> str:
+    """Without the port."""
+    try:
+        return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope.get("query_string", b"").decode("latin-1"))
+
+
 def _in_query(scope: Scope) -> list[str]:
-    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
+    return [value for name, value in _query(scope) if name == "token"]
 
 
-async def _answer(send: Send, status: int, said: str, kind: str) -> None:
-    headers = [(b"content-type", kind.encode()), *_HEADERS]
+async def _answer(send: Send, status: int, said: str, kind: str, *more: Header) -> None:
+    headers = [(b"content-type", kind.encode()), *_HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": said.encode()})

@@ -83,12 +83,17 @@ class Job:
             raise Unknown(f"there is no {name} of this job")
         return png_of(picture_from(getattr(self.given, name)))
 
-    def png(self, number: int) -> bytes:
-        """A picture that was made, with its own request among its notes."""
+    def picture(self, number: int) -> Picture:
+        """A picture that was made."""
         if self.made is None or not 0 <= number < len(self.made.pictures):
             raise Unknown(f"there is no picture {number} of this job")
-        alone = self.request.one(self.made.seeds[number])
-        return png_of(self.made.pictures[number], {KEY: alone.text()})
+        return self.made.pictures[number]
+
+    def png(self, number: int) -> bytes:
+        """A picture that was made, with its own request among its notes."""
+        picture = self.picture(number)
+        assert self.made is not None
+        return png_of(picture, {KEY: self.request.one(self.made.seeds[number]).text()})
 
 
 class Workshop:

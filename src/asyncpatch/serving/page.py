@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import html
-import io
 import json
 import os
+import shlex
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from fastapi import FastAPI, HTTPException
@@ -24,9 +26,11 @@ from PIL import Image
 
 from asyncpatch.drawing import strip
 from asyncpatch.images import Picture, picture_from, read_text
+from asyncpatch.models.folder import Model
 from asyncpatch.request import KEY, Given, Request, Tool
 from asyncpatch.schedules import OpenLoop
-from asyncpatch.serving.jobs import Full, Unknown, Workshop
+from asyncpatch.serving.jobs import HELD, MARGIN, Full, Unknown, Workshop
+from asyncpatch.serving.preview import encoded, reduced, scaled
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, PAINTED, QUALITIES, SYNCHRONOUS, Settings
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before it is imported
@@ -56,12 +60,29 @@ MAKES: dict[str, Tool] = {
 """What can be made in an order."""
 
 
-@dataclass
+_SIDES = ("left", "top", "right", "bottom")
+RANGES: dict[str, tuple[float, float]] = {
+    "steps": (1, 64), "n": (1, 8), "class_guidance": (0, 4), "input_guidance": (0, 4), "pace": (0.05, 1),
+    "grow": (-MARGIN, MARGIN), "feather": (0, MARGIN),
+}  # fmt: skip
+"""How far the sliders go."""
+OWN: dict[Tool, dict[str, str]] = {
+    "generate": {"width": "width", "height": "height"},
+    "inpaint": {name: name for name in ("invert", "grow", "feather")},
+    "outpaint": {name: name for name in _SIDES},
+    "texture": {"texture_width": "width", "texture_height": "height", "tileable": "tileable"},
+}
+"""The controls of each tool, and what they are called in a request."""
+
+
+@dataclass(eq=False)
 class Session:
     """What a visitor is working on: pictures, of which one is the current one."""
 
     history: list[Picture] = field(default_factory=list)
     at: int = -1
+    turn: int = 0
+    """When it last got a picture, counted over all sessions."""
 
     @property
     def picture(self) -> Picture | None:
@@ -71,6 +92,14 @@ class Session:
         """What was undone is forgotten, and so is what is too long ago."""
         self.history = [*self.history[: self.at + 1], picture][-STEPS_BACK:]
         self.at = len(self.history) - 1
+
+    def drop(self) -> None:
+        """Forgets the oldest picture."""
+        self.history, self.at = self.history[1:], max(self.at - 1, min(0, len(self.history) - 2))
+
+    @property
+    def pixels(self) -> int:
+        return sum(each.height * each.width for each in self.history)
 
 
 @dataclass(frozen=True)
@@ -98,6 +127,7 @@ class Controls:
     make: str
     order: str
     pace: float
+    more: str
 
     def request(self, tool: Tool, *, ordered: bool = False) -> Request:
         given: dict[str, Any] = {
@@ -108,21 +138,20 @@ class Controls:
             given["class_guidance"] = float(self.class_guidance)
         if tool != "generate":
             given["input_guidance"] = float(self.input_guidance)
-        match tool:
-            case "generate":
-                given |= {"width": _whole(self.width), "height": _whole(self.height)}
-            case "inpaint":
-                given |= {"invert": self.invert, "grow": int(self.grow), "feather": int(self.feather)}
-            case "outpaint":
-                given |= {name: _whole(getattr(self, name)) for name in ("left", "top", "right", "bottom")}
-            case "texture":
-                given |= {"width": _whole(self.texture_width), "height": _whole(self.texture_height)}
-                given["tileable"] = self.tileable
+        for control, name in OWN[tool].items():
+            value = getattr(self, control)
+            given[name] = value if isinstance(value, bool) else _whole(value)
         if ordered:
             given["schedule"] = {**ORDERS, **BY_CERTAINTY}[self.order]
             if given["schedule"] != SYNCHRONOUS:
                 given["pace"] = float(self.pace)
-        return Request.of(given)
+        return Request.of({**given, **self._more()})
+
+    def _more(self) -> dict[str, str]:
+        try:
+            return dict(each.split("=", 1) for each in shlex.split(self.more or ""))
+        except ValueError:
+            raise ValueError(f"write other settings as name=value, with spaces between; got {self.more}") from None
 
 
 class Page:
@@ -131,32 +160,44 @@ class Page:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
+        self._sessions: WeakSet[Session] = WeakSet()
+        self._turn, self._lock = 0, threading.Lock()
+
+    def _keep(self, session: Session, picture: Picture) -> None:
+        """As the current picture. All visitors together keep no more than the jobs do: those who have been away
+        longest lose theirs first, the oldest of them first."""
+        with self._lock:
+            session.push(picture)
+            self._turn += 1
+            session.turn = self._turn
+            self._sessions.add(session)
+            held = sum(each.pixels for each in self._sessions)
+            for each in sorted(self._sessions, key=lambda each: each.turn):
+                while held > HELD * self.workshop.limits.pixels and len(each.history) > (each is session):
+                    held -= each.history[0].height * each.history[0].width
+                    each.drop()
 
     # ---- Pictures in
 
-    def opened(self, session: Session, data: str) -> Request | None:
-        """A picture that was dropped; the request that is among its notes."""
+    def opened(self, session: Session, data: str) -> str | None:
+        """A picture that was dropped; the text of the request that is among its notes."""
         raw = _bytes_of(data)
         if len(raw) > self.workshop.limits.bytes:
             raise ValueError(f"a picture may have {self.workshop.limits.megabytes} megabytes: use a smaller one")
-        session.push(picture_from(raw, limit=self.workshop.limits.pixels))
-        text = read_text(raw, KEY)
-        return None if text is None else Request.from_text(text)
+        self._keep(session, picture_from(raw, limit=self.workshop.limits.pixels))
+        return read_text(raw, KEY)
 
     def example(self, session: Session, name: str) -> None:
         if name not in EXAMPLES:
             raise ValueError(f"there is no example {name!r}")
-        session.push(picture_from(STATIC / f"{name}.png"))
+        self._keep(session, picture_from(STATIC / f"{name}.png"))
 
     def further(self, session: Session, id: str, number: int) -> None:
         """A candidate becomes the current picture."""
         try:
-            made = self.workshop.job(id).made
+            self._keep(session, self.workshop.job(id).picture(number))
         except Unknown as error:
             raise ValueError(str(error)) from None
-        if made is None or not 0 <= number < len(made.pictures):
-            raise ValueError("there is no such candidate")
-        session.push(made.pictures[number])
 
     def pick(self, session: Session, at: int) -> None:
         session.at = max(0, min(int(at), len(session.history) - 1))
@@ -169,8 +210,9 @@ class Page:
         return json.dumps({
             "photo": None if picture is None else _surface(picture),
             "order": self._order_surface(session, controls),
-            "history": [_url(_reduced(each, THUMB), "JPEG") for each in session.history],
+            "history": [_shown(each, THUMB, "JPEG") for each in session.history],
             "at": session.at,
+            "most": self.workshop.limits.bytes,
             "sides": [_whole(getattr(controls, name)) for name in _SIDES],
         })  # fmt: skip
 
@@ -181,7 +223,7 @@ class Page:
             height, width = controls.request("generate").size or (side, side)
             if height * width > self.workshop.limits.pixels:
                 return None
-            return {"src": "", **_canvas(height, width), "full": [width, height]}
+            return {"src": "", **_canvas(height, width)}
         if session.picture is None:
             return None
         if tool == "inpaint":
@@ -245,32 +287,45 @@ class Page:
         return json.dumps({**self.workshop.status(job), "doubt": doubt})
 
 
-def restored(request: Request) -> dict[str, Any]:
-    """What the controls say of a request, by the names of `Controls`."""
-    usual = Settings()
-    said: dict[str, Any] = {
-        "n": request.n, "label": request.label, "seed": request.seed,
-        "steps": request.settings.get("steps", usual.steps),
-        "class_guidance": request.settings.get("class_guidance", LABEL_GUIDANCE if request.tool == "generate" else 0.0),
-        "input_guidance": request.settings.get("input_guidance", INPUT_GUIDANCE),
-    }  # fmt: skip
-    match request.tool:
-        case "generate":
-            said |= {"width": request.width or None, "height": request.height or None}
-        case "inpaint":
-            said |= {"invert": request.invert, "grow": request.grow, "feather": request.feather}
-        case "outpaint":
-            said |= {name: getattr(request, name) for name in ("left", "top", "right", "bottom")}
-        case "texture":
-            said |= {"texture_width": request.width or None, "texture_height": request.height or None}
-            said["tileable"] = request.tileable
-    words = {name: word for word, name in {**ORDERS, **BY_CERTAINTY}.items()}
-    schedule = request.settings.get("schedule", SYNCHRONOUS)
-    if schedule != SYNCHRONOUS and schedule in words and request.tool in MAKES.values():
-        said["order"] = words[schedule]
+def restored(request: Request, model: Model) -> dict[str, Any]:
+    """What the controls say of a request, by the names of `Controls`; what none of them can say is in ``more``."""
+    usual, said = Settings(), dict[str, Any]()
+    for control, name in OWN[request.tool].items():
+        value = getattr(request, name)
+        if control in RANGES:
+            value = min(max(value, RANGES[control][0]), RANGES[control][1])
+        said[control] = (value or None) if name in ("width", "height") else value
+    more = {name: value for name, value in request.flat().items() if name in ("n", "label", "seed", *request.settings)}
+
+    def hold(name: str, otherwise: Any) -> None:
+        low, high = RANGES.get(name, (float("-inf"), float("inf")))
+        value = more.get(name, otherwise)
+        if isinstance(value, str) or low <= value <= high:
+            said[name] = value
+            more.pop(name, None)
+
+    hold("n", 1)
+    hold("seed", -1)
+    hold("steps", usual.steps)
+    if request.label in ("", *model.labels):
+        hold("label", "")
+    if request.label:
+        hold("class_guidance", LABEL_GUIDANCE if request.tool == "generate" else 0.0)
+    if request.tool != "generate":
+        hold("input_guidance", INPUT_GUIDANCE)
+    words = {name: word for word, name in _orders(model).items()}
+    schedule = more.get("schedule", SYNCHRONOUS)
+    if schedule == SYNCHRONOUS:
+        more.pop("schedule", None)
+    elif schedule in words and request.tool in MAKES.values():
+        said["order"] = words[more.pop("schedule")]
         said["make"] = next(word for word, tool in MAKES.items() if tool == request.tool)
-        said["pace"] = request.settings.get("pace", usual.pace)
-    return said
+        hold("pace", usual.pace)
+    return {**said, "more": shlex.join(f"{name}={value}" for name, value in more.items())}
+
+
+def _orders(model: Model) -> dict[str, str]:
+    return {**ORDERS, **(BY_CERTAINTY if model.head is not None else {})}
 
 
 @dataclass(frozen=True)
@@ -298,9 +353,9 @@ class Parts:
 def blocks(workshop: Workshop) -> gr.Blocks:
     """The page itself."""
     with gr.Blocks(title="AsyncPatch", analytics_enabled=False) as made:
-        parts = _laid_out(workshop)
-        _pictures(made, Page(workshop), parts)
-        _jobs(Page(workshop), parts)
+        page, parts = Page(workshop), _laid_out(workshop)
+        _pictures(made, page, parts)
+        _jobs(page, parts)
     whole: gr.Blocks = made
     return whole
 
@@ -314,12 +369,15 @@ def _laid_out(workshop: Workshop) -> Parts:
     gr.HTML(_TITLE)
     with gr.Row():
         with gr.Column(scale=5, min_width=320):
+            notice = gr.Markdown(elem_id="notice")
             with gr.Tabs(selected="inpaint") as tabs:
                 with gr.Tab("Inpaint", id="inpaint"):
                     surfaces["hole"] = _painter("hole")
                     with gr.Row():
-                        controls["grow"] = _slider("Grow the hole", "by so many pixels; below 0 it shrinks", -16, 32, 0)
-                        controls["feather"] = _slider("Feather", "fades the hole inwards over so many pixels", 0, 32, 0)
+                        controls["grow"] = _slider("grow", "Grow the hole", "by so many pixels; below 0 it shrinks", 0)
+                        controls["feather"] = _slider(
+                            "feather", "Feather", "fades the hole inwards over so many pixels", 0
+                        )
                     controls["invert"] = gr.Checkbox(False, label="Invert: what is painted stays", elem_id="invert")
                     buttons["inpaint"] = gr.Button("Fill the hole", variant="primary", elem_id="run-inpaint")
                 with gr.Tab("Outpaint", id="outpaint"):
@@ -342,19 +400,17 @@ def _laid_out(workshop: Workshop) -> Parts:
                         controls["height"] = _number("height", model.resolution, 8)
                     buttons["generate"] = gr.Button("Generate", variant="primary", elem_id="run-generate")
                 with gr.Tab("Order", id="order") as order:
-                    orders = {**ORDERS, **(BY_CERTAINTY if model.head is not None else {})}
                     controls["make"] = gr.Radio(list(MAKES), value=next(iter(MAKES)), label="Make", elem_id="make")
                     controls["order"] = gr.Radio(
-                        list(orders), value="in a spiral", label="In which order", elem_id="order-kind"
+                        list(_orders(model)), value="in a spiral", label="In which order", elem_id="order-kind"
                     )
                     strip_ = gr.HTML(elem_classes="strip", elem_id="strip")
                     surfaces["order"] = _painter("order")
                     controls["pace"] = _slider(
-                        "Pace", "share of the steps that each pixel takes: less is stricter", 0.05, 1.0, 0.5, 0.05
+                        "pace", "Pace", "share of the steps that each pixel takes: less is stricter", 0.5, 0.05
                     )
                     buttons[None] = gr.Button("Run in this order", variant="primary", elem_id="run-order")
             past = gr.HTML(html_template="<async-past></async-past>", js_on_load=_LISTEN["past"])
-            notice = gr.Markdown(elem_id="notice")
             examples = gr.HTML(html_template=_EXAMPLES, js_on_load=_LISTEN["examples"])
         with gr.Column(scale=5, min_width=320):
             job = gr.HTML(html_template="<async-job></async-job>", js_on_load=_LISTEN["job"])
@@ -362,9 +418,9 @@ def _laid_out(workshop: Workshop) -> Parts:
                 quality = gr.Radio(list(_QUALITY), value=_word_for(Settings.steps), label="Quality", elem_id="quality")
                 with gr.Row():
                     controls["steps"] = _slider(
-                        "Steps", "more is finer, and takes longer in proportion", 1, 64, Settings.steps
+                        "steps", "Steps", "more is finer, and takes longer in proportion", Settings.steps
                     )
-                    controls["n"] = _slider("Candidates", "several to choose from", 1, 8, 1)
+                    controls["n"] = _slider("n", "Candidates", "several to choose from", 1)
                 with gr.Row():
                     labels = [("the model is not told", ""), *((each, each) for each in model.labels)]
                     controls["label"] = gr.Dropdown(
@@ -373,12 +429,16 @@ def _laid_out(workshop: Workshop) -> Parts:
                     controls["seed"] = _number("seed", -1, -1, info="the same seed, the same picture; -1: a new one")
                 with gr.Row():
                     controls["class_guidance"] = _slider(
-                        "Follow the label", "pushes towards the label; 0 is off, and faster", 0, 4, LABEL_GUIDANCE, 0.1
-                    )
-                    controls["input_guidance"] = _slider(
-                        "Follow the picture", "pushes towards what is around; 0 is off, and faster",
-                        0, 4, INPUT_GUIDANCE, 0.1,
+                        "class_guidance", "Follow the label", "pushes towards the label; 0 is off, and faster",
+                        LABEL_GUIDANCE, 0.1,
                     )  # fmt: skip
+                    controls["input_guidance"] = _slider(
+                        "input_guidance", "Follow the picture", "pushes towards what is around; 0 is off, and faster",
+                        INPUT_GUIDANCE, 0.1,
+                    )  # fmt: skip
+                controls["more"] = gr.Textbox(
+                    "", label="Other settings", info="as name=value, e.g. solver=multistep refine=0.7", elem_id="more"
+                )
     named = {each.name: controls[each.name] for each in fields(Controls)}
     return Parts(session, texts, named, surfaces, buttons, tabs, order, quality, strip_, past, examples, job, notice)
 
@@ -398,14 +458,20 @@ def _pictures(made: gr.Blocks, page: Page, parts: Parts) -> None:
             return "", f"**{html.escape(str(error))}**"
 
     def on_open(event: gr.EventData, now: Session, *said: Any) -> list[Any]:
-        found: list[Request | None] = []
+        found: list[str | None] = []
         text, words = changed(now, said, lambda: found.append(page.opened(now, event.data)))
-        if not found or found[0] is None:
-            return [now, text, words, gr.update(), *([gr.update()] * len(values))]
-        back = restored(found[0])
-        tab = "order" if "order" in back else found[0].tool
-        words = f"The settings of this picture were restored ({found[0].tool})."
-        return [now, text, words, gr.Tabs(selected=tab), *(back.get(name, gr.update()) for name in parts.controls)]
+        rest: list[Any] = [gr.update()] * (1 + len(values))
+        if found and found[0] is not None:
+            try:
+                request = Request.from_text(found[0])
+            except ValueError as error:
+                words = f"The picture was opened, but its settings cannot be used: {html.escape(str(error))}."
+            else:
+                back = restored(request, page.workshop.pipeline.model)
+                words = f"The settings of this picture were restored ({request.tool})."
+                tab = gr.Tabs(selected="order" if "order" in back else request.tool)
+                rest = [tab, *(back.get(name, gr.update()) for name in parts.controls)]
+        return [now, text, words, *rest]
 
     def on_example(event: gr.EventData, now: Session, *said: Any) -> list[Any]:
         return [now, *changed(now, said, lambda: page.example(now, event.name))]
@@ -448,8 +514,11 @@ def _jobs(page: Page, parts: Parts) -> None:
     parts.quality.input(on_quality, [parts.quality], [steps], **_QUIET)
     steps.change(_word_for, [steps], [parts.quality], **_QUIET)
     watched = [controls["order"].change, controls["make"].change, controls["pace"].release, parts.order.select]
-    watched += [parts.surfaces["hole"].input, parts.surfaces["order"].input]
-    gr.on(watched, on_strip, inputs, [parts.strip], trigger_mode="always_last", js=painted, **_QUIET)
+    watched.append(parts.surfaces["hole"].input)
+    see: dict[str, Any] = {"fn": on_strip, "inputs": inputs, "outputs": [parts.strip], "js": painted, **_QUIET}
+    gr.on(watched, **see, trigger_mode="always_last")
+    mine = next(word for word, name in ORDERS.items() if name == PAINTED)  # who paints an order means it
+    parts.surfaces["order"].input(lambda: mine, None, [controls["order"]], **_QUIET).then(**see)
 
     def run(tool: Tool | None) -> Callable[..., str]:
         def on_run(now: Session, hole: str, order: str, *said: Any) -> str:
@@ -490,7 +559,6 @@ def mounted(app: FastAPI, workshop: Workshop) -> FastAPI:
 
 
 _TEXTS = ("shown", "answer", "hole", "order")
-_SIDES = ("left", "top", "right", "bottom")
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _QUALITY = {f"{name}: {words}": settings for name, (settings, words) in QUALITIES.items()}
 _TITLE = """<div class="title"><h1>AsyncPatch</h1>
@@ -512,9 +580,10 @@ _EXAMPLE = """<button type="button" name="{0}" aria-label="example: {0}">
 _EXAMPLES = f"""<div class="examples"><span>Examples:</span>{"".join(map(_EXAMPLE.format, EXAMPLES))}</div>"""
 
 
-def _slider(label: str, info: str, low: float, high: float, value: float, step: float = 1) -> gr.Slider:
-    name = label.lower().replace(" ", "-")
-    return gr.Slider(low, high, value, step=step, label=label, info=info, min_width=150, elem_id=name)
+def _slider(name: str, label: str, info: str, value: float, step: float = 1) -> gr.Slider:
+    low, high = RANGES[name]
+    id = label.lower().replace(" ", "-")
+    return gr.Slider(low, high, value, step=step, label=label, info=info, min_width=150, elem_id=id)
 
 
 def _number(name: str, value: int, least: int, id: str | None = None, info: str | None = None) -> gr.Number:
@@ -544,28 +613,26 @@ def _bytes_of(data: str) -> bytes:
         raise ValueError("this is no picture") from error
 
 
-def _canvas(height: int, width: int, side: int = SIDE) -> dict[str, int]:
-    """The size of what is painted on, or shown."""
-    scale = min(1.0, side / max(height, width))
-    return {"width": max(1, round(width * scale)), "height": max(1, round(height * scale))}
-
-
 def _surface(picture: Picture) -> dict[str, Any]:
-    return {"src": _url(_reduced(picture, SIDE)), **_canvas(*picture.size), "full": [picture.width, picture.height]}
+    return {"src": _shown(picture, SIDE), **_canvas(*picture.size)}
 
 
-def _reduced(picture: Picture, side: int) -> Image.Image:
-    """As a browser shows it, of at most so many pixels a side."""
-    image = picture.image()
-    if image.mode == "I;16":
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if "A" in image.mode:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    size = _canvas(*picture.size, side)
-    return image.convert("RGB").resize((size["width"], size["height"]), Image.Resampling.BOX)
+def _canvas(height: int, width: int) -> dict[str, Any]:
+    """The size of what is painted on, and of what it stands for."""
+    reduced_height, reduced_width = scaled(height, width, SIDE)
+    return {"width": reduced_width, "height": reduced_height, "full": [width, height]}
 
 
-def _url(image: Image.Image, kind: str = "PNG") -> str:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+_SHOWN: WeakKeyDictionary[Picture, dict[int, str]] = WeakKeyDictionary()
+
+
+def _shown(picture: Picture, side: int, kind: Literal["PNG", "JPEG"] = "PNG") -> str:
+    """A picture as a URL, made once."""
+    sizes = _SHOWN.setdefault(picture, {})
+    if side not in sizes:
+        sizes[side] = _url(reduced(picture, side), kind)
+    return sizes[side]
+
+
+def _url(image: Image.Image, kind: Literal["PNG", "JPEG"] = "PNG") -> str:
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded(image, kind)).decode()}"

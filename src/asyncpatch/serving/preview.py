@@ -1,17 +1,20 @@
-"""What is seen of a job while it runs."""
+"""What is seen of a job while it runs, and of pictures in a browser."""
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 from PIL import Image
 
 from asyncpatch.drawing import heat, picture, time_field
 from asyncpatch.frames import View, beside, fitted
+from asyncpatch.images import Picture
 from asyncpatch.pipelines import Glimpse, Plan
 
 Sight = Literal["picture", "times", "doubt"]
@@ -64,3 +67,26 @@ class Preview:
                     return None
                 tiles = [heat(each[0], 0.0, UNSURE) for each in doubt]
         return beside([fitted(each) for each in tiles], 4)
+
+
+def scaled(height: int, width: int, side: int) -> tuple[int, int]:
+    """Height and width of the same shape, neither more than ``side``."""
+    scale = min(1.0, side / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def reduced(picture: Picture, side: int) -> Image.Image:
+    """As a browser shows it, of at most so many pixels a side; what is transparent lies over white."""
+    image = picture.image()
+    if image.mode == "I;16":
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if "A" in image.mode:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    height, width = scaled(*picture.size, side)
+    return image.convert("RGB").resize((width, height), Image.Resampling.BOX)
+
+
+def encoded(image: Image.Image, kind: Literal["PNG", "JPEG"] = "PNG") -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()

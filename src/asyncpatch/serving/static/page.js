@@ -6,6 +6,7 @@
   const STRENGTH = [237, 30, 121]; // the colour that a hole is painted in
   const TIMES = [[255, 224, 90], [240, 90, 80], [60, 20, 120]]; // first, in the middle, last
   const UNDO = 40;
+  const LOOK = "?side=1536"; // what is looked at may be smaller than what is downloaded
   const SNAP = 16; // of 255: how near to black or white a level of a lossy mask counts as black or white
 
   const make = (tag, options = {}, ...children) => {
@@ -61,7 +62,7 @@
       this.future = [];
       this.erases = false;
       this.cursor = null;
-      this.sides = [0, 0, 0, 0];
+      this.sides = [0, 0, 0, 0]; // in pixels of the picture itself
       this.classList.add("painter");
       this.append(this.tools(), this.surface());
       this.inform();
@@ -99,7 +100,7 @@
       const keys = this.paints
         ? "Drag to paint. With the keyboard: arrows move, space paints, [ and ] change the size, B and E take brush and eraser, Ctrl+Z undoes."
         : this.mode === "sides" ? "Drag an edge to extend the picture there." : "The current picture.";
-      this.canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": keys, title: keys });
+      this.canvas = make("canvas", { tabindex: "0", role: this.paints ? "application" : "img", "aria-label": keys, title: keys });
       this.hint = make("p", { class: "hint" });
       this.message = make("p", { class: "message", role: "status" });
       const area = make("div", { class: "surface" }, this.canvas, this.hint);
@@ -130,12 +131,19 @@
       this.classList.toggle("empty", !this.image);
     }
 
-    say(text) { this.message.textContent = text; }
+    say(text, wrong = false) {
+      this.message.textContent = text;
+      this.message.classList.toggle("wrong", wrong);
+    }
 
     take(file) {
       if (!file) return;
+      if (shown && file.size > shown.most) {
+        this.say(`This file has ${Math.ceil(file.size / 2 ** 20)} megabytes, and a picture may have ${shown.most / 2 ** 20}: use a smaller one.`, true);
+        return;
+      }
       this.say("");
-      read(file).then((data) => this.dispatchEvent(new CustomEvent("photo", { detail: data })), (error) => this.say(error.message));
+      read(file).then((data) => this.dispatchEvent(new CustomEvent("photo", { detail: data })), (error) => this.say(error.message, true));
     }
 
     // A new picture under what is painted; paint stays where the size does.
@@ -250,7 +258,8 @@
         this.draw();
       } else if (this.mode === "sides") {
         this.edge = this.nearest(place);
-        this.from = [event.clientX, event.clientY, this.sides[this.edge], this.canvas.getBoundingClientRect().width];
+        const [left, , right] = this.sides, pixels = (this.full[0] + left + right) / this.canvas.getBoundingClientRect().width;
+        this.from = [event.clientX, event.clientY, this.sides[this.edge], pixels];
       }
     }
 
@@ -261,8 +270,7 @@
         this.stroke(this.last, this.cursor);
         this.last = this.cursor;
       } else if (this.pressed && this.mode === "sides") {
-        const [x, y, before, width] = this.from;
-        const pixels = (this.width + this.from_sides()) / width;
+        const [x, y, before, pixels] = this.from;
         const along = [x - event.clientX, y - event.clientY, event.clientX - x, event.clientY - y][this.edge];
         this.sides[this.edge] = Math.max(0, Math.min(4096, Math.round(before + along * pixels)));
       } else if (this.mode === "sides") {
@@ -271,7 +279,8 @@
       this.draw();
     }
 
-    from_sides() { return this.sides[0] + this.sides[2]; }
+    // The sides as they are drawn: on a large photo a pixel stands for several.
+    margins() { return this.sides.map((side) => Math.round(side * this.width / this.full[0])); }
 
     release(event) {
       if (!this.pressed) return;
@@ -281,8 +290,8 @@
     }
 
     nearest([x, y]) {
-      const far = [Math.abs(x + this.sides[0]), Math.abs(y + this.sides[1]),
-        Math.abs(this.width + this.sides[2] - x), Math.abs(this.height + this.sides[3] - y)];
+      const [left, top, right, bottom] = this.margins();
+      const far = [Math.abs(x + left), Math.abs(y + top), Math.abs(this.width + right - x), Math.abs(this.height + bottom - y)];
       return far.indexOf(Math.min(...far));
     }
 
@@ -306,8 +315,8 @@
         if (event.shiftKey) this.step(this.future, this.past); else this.step(this.past, this.future);
       } else if (control && event.key.toLowerCase() === "y") this.step(this.future, this.past);
       else if (control) return;
-      else if (event.key === "b") this.erase(false);
-      else if (event.key === "e") this.erase(true);
+      else if (event.key.toLowerCase() === "b") this.erase(false);
+      else if (event.key.toLowerCase() === "e") this.erase(true);
       else if (event.key === "[") this.radius.put(this.radius.now() - 1);
       else if (event.key === "]") this.radius.put(this.radius.now() + 1);
       else if (event.key === "Delete") this.clear();
@@ -318,13 +327,13 @@
 
     // A mask file: white is repainted. It must have the photo's shape.
     async stencil(file) {
-      if (!file || !this.painted) { if (file) this.say("Open a photo first, then its mask."); return; }
+      if (!file || !this.painted) { if (file) this.say("Open a photo first, then its mask.", true); return; }
       const url = URL.createObjectURL(file);
       try {
         const image = await loaded(url);
         const shape = image.width / image.height, wanted = this.width / this.height;
         if (Math.abs(shape / wanted - 1) > 0.02) {
-          this.say(`The mask is ${image.width} x ${image.height} pixels, the photo ${this.width} x ${this.height}: it belongs to another picture.`);
+          this.say(`The mask is ${image.width} x ${image.height} pixels, the photo ${this.full.join(" x ")}: it belongs to another picture.`, true);
           return;
         }
         const page = make("canvas", { width: this.width, height: this.height });
@@ -342,10 +351,12 @@
           this.painted[k] = lossy && value <= SNAP ? 0 : lossy && value >= 255 - SNAP ? 255 : value;
         }
         this.changed();
-        if (image.width === this.full[0] && image.height === this.full[1]) this.file = await read(file); // every pixel of it
-        this.say(sheet ? "The mask has transparent parts: what is opaque will be repainted." : "");
+        const same = image.width === this.full[0] && image.height === this.full[1];
+        if (same) this.file = await read(file); // every pixel of it
+        this.say([...(same ? [] : [`The mask is ${image.width} x ${image.height} pixels, and was brought to the photo's ${this.full.join(" x ")}.`]),
+          ...(sheet ? ["It has transparent parts: what is opaque will be repainted."] : [])].join(" "));
       } catch (error) {
-        this.say(`The mask cannot be used: ${error.message}.`);
+        this.say(`The mask cannot be used: ${error.message}.`, true);
       } finally { URL.revokeObjectURL(url); }
     }
 
@@ -353,15 +364,21 @@
     data() {
       if (this.file) return this.file;
       if (!this.painted || !this.painted.some((value) => value)) return "";
+      return this.coloured((value) => {
+        const grey = this.mode === "hole" ? value : value ? value - 1 : 255;
+        return [grey, grey, grey, 255];
+      }).toDataURL("image/png");
+    }
+
+    // A canvas with a colour (red, green, blue, opacity) for each value that is painted.
+    coloured(colour) {
+      const table = new Uint32Array(new Uint8ClampedArray(Array.from({ length: 256 }, (_, value) => colour(value)).flat()).buffer);
       const page = make("canvas", { width: this.width, height: this.height });
       const context = page.getContext("2d"), pixels = context.createImageData(this.width, this.height);
-      for (let k = 0; k < this.painted.length; k++) {
-        const value = this.mode === "hole" ? this.painted[k] : this.painted[k] ? this.painted[k] - 1 : 255;
-        pixels.data.fill(value, 4 * k, 4 * k + 3);
-        pixels.data[4 * k + 3] = 255;
-      }
+      const out = new Uint32Array(pixels.data.buffer);
+      for (let k = 0; k < out.length; k++) out[k] = table[this.painted[k]];
       context.putImageData(pixels, 0, 0);
-      return page.toDataURL("image/png");
+      return page;
     }
 
     draw() {
@@ -373,7 +390,7 @@
     drawn() {
       const canvas = this.canvas;
       if (!this.image) { canvas.width = canvas.height = 1; return; }
-      const [left, top, right, bottom] = this.sides;
+      const [left, top, right, bottom] = this.margins();
       const width = this.width + left + right, height = this.height + top + bottom;
       const scale = Math.max(1, Math.floor(768 / Math.max(width, height)));
       [this.scale, this.left, this.top] = [scale, left, top];
@@ -389,19 +406,11 @@
     }
 
     overlay(context, scale) {
-      if (this.painted.some((value) => value)) {
-        const page = make("canvas", { width: this.width, height: this.height });
-        const inner = page.getContext("2d"), pixels = inner.createImageData(this.width, this.height);
-        for (let k = 0; k < this.painted.length; k++) {
-          const value = this.painted[k];
-          if (!value) continue;
-          const colour = this.mode === "hole" ? STRENGTH : when((value - 1) / 254);
-          pixels.data.set(colour, 4 * k);
-          pixels.data[4 * k + 3] = this.mode === "hole" ? 40 + value * 0.62 : 190;
-        }
-        inner.putImageData(pixels, 0, 0);
-        context.drawImage(page, 0, 0, this.width * scale, this.height * scale);
-      }
+      const page = this.coloured((value) => {
+        if (!value) return [0, 0, 0, 0];
+        return this.mode === "hole" ? [...STRENGTH, 40 + value * 0.62] : [...when((value - 1) / 254), 190];
+      });
+      context.drawImage(page, 0, 0, this.width * scale, this.height * scale);
       if (this.cursor) {
         context.beginPath();
         context.arc(this.cursor[0] * scale, this.cursor[1] * scale, Math.max(2, this.radius.now() * scale), 0, 2 * Math.PI);
@@ -453,10 +462,14 @@
 
     // What the server said to a request: a job, or what is wrong with it.
     follow(answer) {
+      const { top, bottom } = this.status.getBoundingClientRect();
+      if (top < 0 || bottom > innerHeight) this.scrollIntoView({ block: "start" });
       if (answer.wrong) { this.say(answer.wrong, true); return; }
       if (this.source) this.source.close();
+      if (this.running) this.cancel(true); // one at a time: nobody would see what becomes of it
       this.job = answer;
       this.running = true;
+      this.stopping = false;
       this.seen = -1;
       this.stop.hidden = false;
       this.bar.hidden = false;
@@ -467,13 +480,17 @@
       this.result.replaceChildren();
       this.source = new EventSource(this.url("/events"));
       this.source.onmessage = (event) => this.tell(JSON.parse(event.data));
-      this.source.onerror = () => { if (this.running) this.say("The server does not answer; trying again…", true); };
+      this.source.onerror = () => {
+        if (this.running && this.source.readyState !== EventSource.CLOSED) this.say("The server does not answer; trying again…", true);
+        else if (this.running) this.over({ state: "failed", error: "The server does not know this job any more: run it again." });
+      };
     }
 
     tell(now) {
       this.bar.value = now.share;
-      if (now.state === "waiting") this.say(`Waiting: ${now.ahead} before this one.`);
-      if (now.state === "running") this.say(`${Math.round(now.share * 100)} %, about ${spoken(now.seconds_left)} left.`);
+      if (this.stopping) this.say("Stopping…");
+      else if (now.state === "waiting") this.say(`Waiting: ${now.ahead} before this one.`);
+      else if (now.state === "running") this.say(`${Math.round(now.share * 100)} %, about ${spoken(now.seconds_left)} left.`);
       if (now.previews !== this.seen && now.state === "running") {
         this.seen = now.previews;
         for (const image of this.sights.querySelectorAll("img")) swap(image, this.url(`/preview/${image.dataset.what}?${now.previews}`));
@@ -482,7 +499,7 @@
     }
 
     over(now) {
-      this.running = false;
+      this.running = this.stopping = false;
       this.source.close();
       this.stop.hidden = true;
       this.bar.hidden = true;
@@ -495,8 +512,9 @@
     }
 
     async cancel(leaving = false) {
-      if (!leaving) this.say("Stopping…");
-      await fetch(this.url(), { method: "DELETE", keepalive: leaving });
+      this.stopping = !leaving;
+      if (this.stopping) this.say("Stopping…");
+      await fetch(this.url(), { method: "DELETE", keepalive: leaving }).catch(() => {});
     }
 
     done(now) {
@@ -504,7 +522,7 @@
       this.chosen = 0;
       const tiles = now.seeds.map((seed, k) => {
         const made = button("", `candidate ${k + 1}, seed ${seed}`, () => this.choose(k));
-        made.append(make("img", { src: this.url(`/pictures/${k}`), alt: `candidate ${k + 1}` }), make("span", { text: `seed ${seed}` }));
+        made.append(make("img", { src: this.url(`/pictures/${k}${LOOK}`), alt: `candidate ${k + 1}` }), make("span", { text: `seed ${seed}` }));
         return made;
       });
       this.tiles = tiles;
@@ -529,8 +547,8 @@
     choose(number) {
       this.chosen = number;
       this.tiles.forEach((tile, k) => tile.setAttribute("aria-pressed", String(k === number)));
-      const after = this.url(`/pictures/${number}`), seed = this.seeds[number];
-      this.download.href = after;
+      const after = this.url(`/pictures/${number}${LOOK}`), seed = this.seeds[number];
+      this.download.href = this.url(`/pictures/${number}`);
       this.download.download = `${this.request.tool}-${seed}.png`;
       const parts = [];
       if (this.request.tool === "texture") {
@@ -539,7 +557,7 @@
         parts.push(make("figure", {}, make("img", { src: after, alt: `seed ${seed}`, class: "after" }), make("figcaption", { text: `seed ${seed}` })));
         parts.push(make("figure", {}, sheet, make("figcaption", { text: "laid two by two" })));
         loaded(after).then((image) => { sheet.style.aspectRatio = `${image.width} / ${image.height}`; });
-      } else if (this.job.inputs.includes("picture")) parts.push(compare(this.url("/given"), after, seed));
+      } else if (this.job.inputs.includes("picture")) parts.push(compare(this.url(`/given${LOOK}`), after, seed));
       else parts.push(make("figure", {}, make("img", { src: after, alt: `seed ${seed}`, class: "after" }), make("figcaption", { text: `seed ${seed}` })));
       this.view.replaceChildren(...parts);
     }
