@@ -92,7 +92,8 @@ def test_what_cannot_be_done_is_said_at_once(workshop, request_, said):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"grow": 10**6}, "grow may be"), ({"feather": 10**6}, "feather may be")]
+    ("options", "said"),
+    [({"grow": 10**6}, "grow may be"), ({"grow": -(10**6)}, "grow may be"), ({"feather": 10**6}, "feather may be")],
 )
 def test_margins_have_a_limit(workshop, files, options, said):
     with pytest.raises(ValueError, match=said):
@@ -265,3 +266,11 @@ def test_time_left_goes_by_the_work_that_is_done(pipe):
     work.advance(2)
     now[0] = 6.0
     assert (work.share, work.left) == (0.25, 3.0)
+    work.advance(10 * work.total)
+    assert (work.share, work.left) == (1.0, 0.0)
+
+
+def test_between_two_previews_there_is_a_pause(workshop, files, monkeypatch):
+    monkeypatch.setattr("asyncpatch.serving.preview.PAUSE", 1e6)
+    job = done(workshop.submit(Request(tool="inpaint", settings={"steps": 20}), Given(*files)))
+    assert job.preview.number == 1

@@ -100,6 +100,7 @@ def test_large_pictures_are_reduced_to_paint_on_and_not_to_work_with(page):
     assert given.mask.shape == (20, 3000)
     assert (given.mask[:, 1502:] == 255).all()
     assert (given.mask[:, :1498] == 0).all()
+    assert set(np.unique(given.mask)) == {0, 255}  # no strength that was not painted
     whole = png(np.full((20, 3000), 255, np.uint8))
     assert page.given(session, controls().request("inpaint"), url(whole), "").mask == whole  # a file, as it is
 

@@ -103,3 +103,8 @@ def test_damaged_notes_are_an_error_of_the_usual_kind(text):
 def test_a_label_that_looks_like_an_option_stays_a_label():
     words = shlex.split(Request(tool="generate", label="--force; rm -rf", settings={}).command())
     assert words[words.index("--label") + 1] == "--force; rm -rf"
+
+
+def test_seed_0_is_a_seed(tiny_model):
+    pipe = AsyncPatchPipeline.from_pretrained(tiny_model)
+    assert Request(tool="generate", seed=0).plan(pipe).tasks[0].seeds == (0,)
