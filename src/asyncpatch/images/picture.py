@@ -231,7 +231,7 @@ def require_pixels(name: str, height: int, width: int, limit: int) -> None:
     if height * width > limit:
         raise ImageError(
             f"{name} has {width} x {height} pixels, more than the {limit:,} that are read (it could be a "
-            "decompression bomb); make it smaller first, or allow more with limit="
+            "decompression bomb): make it smaller first"
         )
 
 
