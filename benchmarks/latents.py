@@ -3,8 +3,8 @@
     python benchmarks/latents.py --data SET MODEL [MODEL ...] [--lpips FILE]
 
 Several models (folders of train-autoencoder, or of models of latents) are compared row by row, such as one trained with
-``--local 0`` and one with it. The first table tells, by the distance of a known token from the hole in tokens, how much
-the hole changes it: |e(x, m) - e(x, 0)| over the latents' deviation (root mean square), and beside it the share of
+``--locality 0`` and one with it. The first table tells, by the distance of a known token from the hole in tokens, how
+much the hole changes it: |e(x, m) - e(x, 0)| over the latents' deviation (root mean square), and beside it the share of
 tokens that are rounded to another code. Holes are square and wide, half of each. The second is of whole pictures, there
 and back; its Fréchet distance is that to the pictures themselves.
 """

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from asyncpatch import recipes
 from asyncpatch.train.config import AutoencoderRecipe, Recipe
@@ -111,3 +112,12 @@ def test_batch_auto_keeps_the_batch_and_finds_the_pieces():
     changed = recipes.smoke().changed({"batch": "auto"})
     assert changed.batch == recipes.smoke().batch
     assert changed.accumulate == "auto"
+
+
+@pytest.mark.parametrize("kind", [Recipe, AutoencoderRecipe])
+def test_no_option_is_taken_for_one_of_torchrun(kind):
+    """It looks at all options that begin like one of its own, even after the name of what it runs."""
+    theirs = list(get_args_parser()._option_string_actions)
+    for each in dataclasses.fields(kind):
+        mine = "--" + each.name.replace("_", "-")
+        assert not [other for other in theirs if other.startswith(mine)], mine

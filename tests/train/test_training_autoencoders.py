@@ -87,7 +87,7 @@ def test_the_loss_by_hand():
 
 
 def test_known_tokens_are_drawn_to_those_of_the_whole_picture():
-    plain, trainer, batch = make_trainer(), make_trainer(replace(TINY_VQ, local=2.0)), some_batch()
+    plain, trainer, batch = make_trainer(), make_trainer(replace(TINY_VQ, locality=2.0)), some_batch()
     net = trainer.bare
     holed, whole = net.encode(batch.x, batch.hole), net.encode(batch.x).detach()
     known = (functional.avg_pool2d(batch.hole, 2) == 0).float()
@@ -102,8 +102,11 @@ def test_known_tokens_are_drawn_to_those_of_the_whole_picture():
 
 def test_so_a_hole_changes_less_of_what_is_known():
     shares = []
-    for local in (0.0, 1.0):
-        trainer, batch = make_trainer(replace(TINY_VQ, local=local, rate=3e-3, warmup=5, adversary=0.0)), some_batch()
+    for locality in (0.0, 1.0):
+        trainer, batch = (
+            make_trainer(replace(TINY_VQ, locality=locality, rate=3e-3, warmup=5, adversary=0.0)),
+            some_batch(),
+        )
         for _ in range(60):
             trainer.update(batch)
         net = trainer.bare

@@ -90,8 +90,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         self.measures = ("loss", "gradient_norm", "l1", "codebook", "commitment", "perplexity", "codes_revived")
         if self.lpips is not None:
             self.measures += ("lpips",)
-        if recipe.local:
-            self.measures += ("local",)
+        if recipe.locality:
+            self.measures += ("locality",)
         if recipe.adversary:
             self.measures += ("adversary", "adversary_weight", "discriminator")
         super().__init__(recipe, net, accelerator, say)
@@ -158,13 +158,13 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             out: Coded = net(batch.x, batch.hole)
         parts = {"codebook": out.quantized.codebook, "commitment": out.quantized.commitment}
         total = parts["codebook"] + self.recipe.commitment * parts["commitment"]
-        if self.recipe.local:
+        if self.recipe.locality:
             with torch.no_grad(), self._arithmetic():
                 whole = self.bare.encode(batch.x)
             known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)
             scale = self.bare.codebook.codes.detach().var().clamp_min(1e-6)
-            parts["local"] = ((out.e - whole).square() * known).mean() / scale
-            total = total + self.recipe.local * parts["local"]
+            parts["locality"] = ((out.e - whole).square() * known).mean() / scale
+            total = total + self.recipe.locality * parts["locality"]
         return out, parts, total
 
     def _likeness(self, made: Tensor, batch: Holed) -> tuple[dict[str, Tensor], Tensor]:

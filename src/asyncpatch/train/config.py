@@ -183,7 +183,7 @@ class AutoencoderRecipe(Training):
     # what it learns
     holes: str = setting("extrema,square,thin,medium,wide", "kinds of holes in the pictures, at equal shares")
     whole: float = setting(0.5, "share of the pictures that have no hole")
-    local: float = setting(
+    locality: float = setting(
         1.0, "weight of known tokens being those of the whole picture, whatever the hole; 0 for none"
     )
     perceptual: float = setting(1.0, "weight of LPIPS; 0 for none")
@@ -196,7 +196,7 @@ class AutoencoderRecipe(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._hold(("blocks", "latent_channels", "codes"), lambda value: value >= 1, "be at least 1")
-        weights = ("local", "perceptual", "commitment", "adversary", "adversary_start")
+        weights = ("locality", "perceptual", "commitment", "adversary", "adversary_start")
         self._hold(weights, lambda value: value >= 0, "not be negative")
         self._hold(("whole",), lambda value: 0 <= value <= 1, "lie in [0, 1]")
         self._hold(("adversary_width",), lambda value: value >= 8 and value % 8 == 0, "be a multiple of 8")
