@@ -55,6 +55,11 @@ class Visitor {
     await input.press("Tab");
   }
 
+  async label(name) {
+    await this.page.locator("#label input").click();
+    await this.page.getByRole("option", { name }).click();
+  }
+
   painter(mode) { return this.page.locator(`async-painter[mode="${mode}"]`); }
 
   // a stroke, in shares of the canvas
@@ -418,7 +423,8 @@ const tests = {
 
   async "time can be painted, and is seen before it is run"(visitor) {
     await visitor.open();
-    await visitor.set("steps", 6);
+    await visitor.set("seed", 3);
+    await visitor.label("monarch");
     await visitor.tab("Order");
     await visitor.page.waitForSelector("#strip img");
     const spiral = await visitor.page.locator("#strip").innerHTML();
@@ -485,8 +491,7 @@ const tests = {
     await visitor.page.getByLabel("fast").check();
     await visitor.page.waitForFunction(() => document.querySelector('#steps input[type="number"]').value === "8");
     await visitor.set("candidates", 2);
-    await visitor.page.locator("#label input").click();
-    await visitor.page.getByRole("option", { name: "monarch" }).click();
+    await visitor.label("monarch");
     await visitor.tab("Generate");
     await visitor.run("generate");
     assert.equal(await visitor.page.locator("async-job .candidates img").count(), 2);
