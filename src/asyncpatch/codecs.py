@@ -28,6 +28,9 @@ from torch.nn import functional
 
 from asyncpatch import checks
 
+REACH = 32
+"""Pixels around a latent, at most, that change it: where edges meet, so many are laid on before encoding."""
+
 
 class Codec(Protocol):
     """From pictures to tokens and back. Pictures may have any size, and where ``wrap`` is said opposite edges meet."""
@@ -105,22 +108,19 @@ class Coder(Protocol):
 
 @dataclass(frozen=True)
 class Latents:
-    """Equations (1) to (3)."""
+    """Equations (1) to (4)."""
 
     coder: Coder
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Of each channel of the latents, so that tokens have mean 0 and variance 1."""
     border: int = 1
-    reach: int = 32
-    """Pixels around a token, at most, that change it: across edges that meet, so many are laid on before encoding."""
     levels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(each > 0 for each in self.std):
             raise ValueError(f"mean and std must be one for each channel, std above 0; got {self.mean} and {self.std}")
         checks.at_least("border", self.border, 0)
-        checks.at_least("reach", self.reach, 0)
 
     def told(self) -> dict[str, Any]:
         """All of it but the coder, for a file."""
@@ -137,8 +137,8 @@ class Latents:
     def encode(self, x: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
         rim = self._rim(x.shape[2:], wrap)
         whole, missing = (self._filled_up(each, rim, wrap) for each in (x, (hole > 0).to(x.dtype).expand_as(x[:, :1])))
-        e = _cut(self.coder.encode(whole, missing), rim // self.factor, (-(-x.shape[2] // self.factor),
-                                                                         -(-x.shape[3] // self.factor)))  # fmt: skip
+        height, width = (-(-side // self.factor) for side in x.shape[2:])
+        e = _cut(self.coder.encode(whole, missing), rim // self.factor, (height, width))
         mean, std = self._scale(e)
         return (e - mean) / std
 
@@ -185,7 +185,7 @@ class Latents:
             raise ValueError(
                 f"to be made tileable with this model, sides must divide by {self.factor}; got {size[1]}x{size[0]}"
             )
-        return min(-(-self.reach // self.factor) * self.factor, *size)
+        return min(-(-REACH // self.factor) * self.factor, *size)
 
     def _filled_up(self, x: Tensor, rim: int, wrap: bool) -> Tensor:
         """With a rim, or with its last pixels repeated until tokens are whole."""
