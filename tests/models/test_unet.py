@@ -304,22 +304,35 @@ def test_bad_arguments_are_named(build, words):
         build()
 
 
-def test_waves_show_the_finest_detail():
-    """A level of 8 bits is a quarter of the finest wave; without waves the network is as before."""
+def test_waves_show_the_finest_detail(generator):
+    """The finest is the same for all levels of 8 bits, and tells what lies between; without waves all is as before."""
     net = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0, fourier=2)
-    z = torch.zeros(1, 3, 8, 8)
-    z[0, 0] = 2 / 255
-    shown = net._seen(z, None)
+    z = (torch.randint(0, 256, (1, 3, 8, 8), generator=generator).double() / 127.5 - 1).float()
+    clean = torch.zeros(1, 1, 1, 1)
+    shown = net._seen(z, clean, None)
     assert shown.shape == (1, 15, 8, 8)
     assert torch.equal(shown[:, :3], z)
-    angle = math.pi * 64 * 2 / 255
-    assert shown[0, 3, 0, 0] == pytest.approx(math.sin(angle), abs=1e-5)
-    assert shown[0, 6, 0, 0] == pytest.approx(math.cos(angle), abs=1e-5)
-    assert shown[0, 9, 0, 0] == pytest.approx(math.sin(angle / 2), abs=1e-5)
+    assert torch.allclose(shown[:, 3:6], torch.zeros_like(z), atol=1e-3)
+    assert torch.allclose(shown[:, 6:9], -torch.ones_like(z), atol=1e-3)
+    quarter = net._seen(z + 0.5 / 255, clean, None)
+    assert torch.allclose(quarter[:, 3:6], -torch.ones_like(z), atol=1e-3)
+    half = math.pi * 127.5 * z
+    assert torch.allclose(shown[:, 9:12], half.sin(), atol=1e-3)
+    assert torch.allclose(shown[:, 12:], half.cos(), atol=1e-3)
     assert net(z, torch.rand(1, 1, 8, 8)).shape == z.shape
     plain = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0)
-    assert torch.equal(plain._seen(z, None), z)
+    assert torch.equal(plain._seen(z, clean, None), z)
     assert plain.conv_in.weight.shape[1] == 3
+
+
+def test_waves_fade_as_much_as_noise_blurs_them(generator):
+    net = UNet(width=16, multipliers=(1, 2), blocks=(1, 1), middle_blocks=1, attention=0, fourier=2)
+    x, t = torch.full((1, 3, 1, 1), 0.3), torch.tensor([[[[0.002]]]])
+    noised = x + t * torch.randn(100_000, 3, 1, 1, generator=generator)
+    blurred = net._seen(noised, torch.zeros_like(t), None).mean(0)
+    assert torch.allclose(net._seen(x, t, None)[0], blurred, atol=0.01)
+    far = net._seen(x, torch.full_like(t, 0.1), None)
+    assert float(far[:, 3:].abs().max()) < 1e-6
 
 
 def test_what_is_known_can_be_shown_beside_the_canvas(question, generator):

@@ -139,8 +139,9 @@ class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
         middle_blocks: blocks between them.
         attention: at how many of the lowest scales there is self-attention.
         labels: number of classes; 0 for none. Besides them there is always the null class, label -1.
-        fourier: how many octaves of its canvas the network is also shown as sines and cosines, the finest first (one
-            level of 8 bits is a quarter of its wave). Likelihood depends on such detail; the look of pictures does not.
+        fourier: how many octaves of its canvas the network is also shown as sines and cosines, the finest first (its
+            wave is one level of 8 bits long); each fades where there is more noise than it is fine. Likelihood depends
+            on such detail; the look of pictures does not.
         given: whether it is also shown what is known of a picture, beside its canvas (see ``beside``).
     """
 
@@ -226,7 +227,7 @@ class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
         t = t.expand(len(z), 1, *t.shape[2:]) if t.dim() else t.expand(len(z), 1, 1, 1)
         if t.shape[2:] != (1, 1):
             t = t.expand(len(z), 1, height, width)
-        seen = self._seen(z, given)
+        seen = self._seen(z, t, given)
         if below or right:
             seen = mirrored(seen, below, right)
             t = t if t.shape[2:] == (1, 1) else mirrored(t, below, right)
@@ -255,12 +256,16 @@ class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
                 h = self.run(layer, join(h, skips.pop()), phi[-1 - step], g)
         return Trunk(h, phi[0], g, (height, width))
 
-    def _seen(self, z: Tensor, given: Tensor | None) -> Tensor:
+    def _seen(self, z: Tensor, t: Tensor, given: Tensor | None) -> Tensor:
         """The canvas, its finest octaves as waves, and what is given beside it."""
         parts = [z]
         if self.config.fourier:
-            angles = [math.pi * 2.0 ** (6 - k) * z.float() for k in range(self.config.fourier)]
-            parts = [z.float(), *(wave for angle in angles for wave in (angle.sin(), angle.cos()))]
+            fine, t = z.float(), t.float()
+            parts = [fine]
+            for k in range(self.config.fourier):
+                waves = 255.0 * math.pi * 2.0**-k  # radians per unit: the first has one wave for each level
+                left = torch.exp(-0.5 * (waves * t).square())
+                parts += [left * (waves * fine).sin(), left * (waves * fine).cos()]
         if self.config.given:
             shape = (len(z), z.shape[1] + 1, *z.shape[2:])
             if given is not None and given.shape != shape:
