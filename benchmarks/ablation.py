@@ -74,6 +74,7 @@ def train_all(given: argparse.Namespace) -> None:
     for name in given.names:
         print(f"{name}: {VARIANTS[name]}", flush=True)
         train(replace(recipe, **VARIANTS[name]), [given.data], given.output / name, resume=True, cache=given.cache)
+        print(f"{name} is trained", flush=True)
 
 
 def evaluate_all(given: argparse.Namespace) -> None:

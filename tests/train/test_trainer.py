@@ -131,7 +131,7 @@ def test_what_is_drawn_of_holes():
     assert whole.float().mean() == pytest.approx(0.1, abs=0.03)
     share = hole[~whole].flatten(1).mean(1)
     assert (share == 0.25).float().mean() == pytest.approx(0.5, abs=0.07)  # squares, nearly all of that size
-    part = draw_batch(recipe, Pictures(*(each[500:] for each in pictures)), 2000, slice(500, None), 1, stock)
+    part = draw_batch(recipe, Pictures(*(each[500:] for each in pictures[:2])), 2000, slice(500, None), 1, stock)
     assert torch.equal(batch.given[500:], part.given)
     assert torch.equal(batch.given[:, :3], torch.where(hole > 0, 0.0, batch.x))
     plain = draw_batch(TINY, pictures, 2000, slice(None), 1)

@@ -240,7 +240,9 @@ def test_what_is_drawn_for_a_batch():
     mirrored = (batch.x == straight.flip(3)).flatten(1).all(1)
     assert mirrored.float().mean() == pytest.approx(0.5, abs=0.05)
     assert (mirrored | (batch.x == straight).flatten(1).all(1)).all()
-    part = draw_holed(recipe, Pictures(*(each[500:] for each in pictures)), 2000, slice(500, None), 1, trainer.holes)
+    part = draw_holed(
+        recipe, Pictures(*(each[500:] for each in pictures[:2])), 2000, slice(500, None), 1, trainer.holes
+    )
     assert all(torch.equal(a[500:], b) for a, b in zip(batch, part, strict=True))
 
 

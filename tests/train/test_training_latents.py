@@ -9,14 +9,16 @@ import torch
 from asyncpatch import recipes
 from asyncpatch.codecs import Latents
 from asyncpatch.data.feed import Pictures
+from asyncpatch.data.store import Store
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.folder import Model
 from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.train import trainer
 from asyncpatch.train.config import HeadRecipe
 from asyncpatch.train.errors import Stopped, TrainingError
 from asyncpatch.train.inputs import draw_holes
 from asyncpatch.train.run import train
-from asyncpatch.train.trainer import draw_batch
+from asyncpatch.train.trainer import all_tokens, draw_batch
 from asyncpatch.train.uncertainty import train_uncertainty
 from runs import TINY, TINY_VQ, losses, tensors_of, write_pictures
 
@@ -54,6 +56,40 @@ def test_a_batch_is_encoded_with_the_codes_moments_taken_away(coder):
     hole = shown[:, 3:]
     assert set(hole.unique().tolist()) == {0.0, 1.0}
     assert (shown[:, :3][hole.expand(-1, 3, -1, -1) > 0] == 0).all()
+
+
+@pytest.mark.parametrize("flips", [True, False])
+def test_tokens_that_are_kept_are_those_of_each_batch(coder, flips):
+    """And of mirror images, which are not mirrored tokens."""
+    net = Autoencoder.load(coder).eval()
+    codec, recipe = Latents(net, *net.codebook.moments()), replace(RECIPE, flips=flips)
+    random = np.random.default_rng(0)
+    store = Store(random.integers(0, 256, (300, 16, 16, 3), np.uint8), np.zeros(300, np.int64), ("a",))
+    kept = all_tokens(recipe, store, codec, torch.device("cpu"))
+    assert kept.shape == (300, 1 + flips, 3, 8, 8)
+    place = torch.tensor([7, 299, 0, 256, 7, 12])
+    pictures = Pictures(torch.from_numpy(store.pictures)[place], torch.zeros(6, dtype=torch.long), place)
+    plain, quick = (draw_batch(recipe, pictures, 6, slice(None), 1, codec=codec, tokens=each) for each in (None, kept))
+    assert torch.allclose(plain.x, quick.x, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(plain[1:4], quick[1:4], strict=True))
+    seen = {seed: draw_batch(recipe, pictures, 6, slice(None), seed, codec=codec, tokens=kept).x for seed in range(8)}
+    assert any(not torch.equal(each[0], each[4]) for each in seen.values()) == flips  # twice the same picture
+
+
+def test_pictures_are_encoded_once_where_that_pays(data, coder, tmp_path, monkeypatch):
+    """24 and their mirror images: if 96 are seen it does not, if 104 are it does."""
+    asked = []
+    monkeypatch.setattr(trainer, "all_tokens", lambda *given: asked.append(1) or all_tokens(*given))
+    recipe = replace(RECIPE, autoencoder=coder, batch=8)
+    train(replace(recipe, steps=12), data, tmp_path / "few", quiet=True)
+    assert not asked
+    train(replace(recipe, steps=13), data, tmp_path / "many", quiet=True)
+    assert asked
+    monkeypatch.setattr(trainer, "room", lambda device: 1000)
+    train(replace(recipe, steps=13), data, tmp_path / "crowded", quiet=True)
+    assert len(asked) == 1
+    one, two = losses(tmp_path / "many"), losses(tmp_path / "crowded")
+    assert [one[k] for k in one] == pytest.approx([two[k] for k in one], rel=1e-4)
 
 
 def test_a_run_on_latents_stops_goes_on_and_ends_as_a_model(data, coder, tmp_path):

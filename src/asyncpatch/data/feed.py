@@ -27,10 +27,11 @@ from asyncpatch.data.store import Store, check_broken
 
 
 class Pictures(NamedTuple):
-    """Rows of a batch on the device: uint8 [b, H, W, 3] and labels [b] (-1 for none)."""
+    """Rows of a batch on the device: uint8 [b, H, W, 3], labels [b] (-1 for none) and, of a store, places in it [b]."""
 
     levels: Tensor
     label: Tensor
+    place: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def seed_for(*parts: object) -> int:
     """A seed of 63 bits that depends on all parts."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def room(device: torch.device) -> int:
+    """Bytes that a whole data set may take there."""
+    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**31
 
 
 class Order:
@@ -93,7 +99,7 @@ class StoredFeed:
         self.device, self.rows = device, share.rows(batch)
         self.labels = torch.from_numpy(store.labels)
         self.resident: Tensor | None = None
-        if device.type == "cuda" and store.pictures.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+        if device.type == "cuda" and store.pictures.nbytes < room(device):
             self.resident = torch.empty(store.pictures.shape, dtype=torch.uint8, device=device)
             for k in range(0, len(store), 4096):  # by parts: each process would need the set's size in memory
                 self.resident[k : k + 4096] = torch.from_numpy(store.pictures[k : k + 4096].copy()).to(device)
@@ -102,12 +108,10 @@ class StoredFeed:
 
     def _load(self, step: int) -> Pictures:
         which = self.order(step * self.global_batch, (step + 1) * self.global_batch)[self.rows]
-        label = self.labels[which]
+        place, label = self._send(which), self._send(self.labels[which])
         if self.resident is not None:
-            which = self._send(which)
-            return Pictures(self.resident[which], self._send(label))
-        levels = torch.from_numpy(self.store.pictures[which.numpy()])
-        return Pictures(self._send(levels), self._send(label))
+            return Pictures(self.resident[place], label, place)
+        return Pictures(self._send(torch.from_numpy(self.store.pictures[which.numpy()])), label, place)
 
     def _send(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from asyncpatch.data.feed import Pictures, seed_for
+from asyncpatch.data.feed import Feed, Pictures, seed_for
 from asyncpatch.data.store import Store
 from asyncpatch.train import average
 from asyncpatch.train.config import Training
@@ -125,6 +125,9 @@ class Learner(ABC, Generic[Told, Batch, Made]):
         say: Say,
     ) -> Self:
         """That of a checkpoint with these ``facts``, still without its weights."""
+
+    def prepare(self, feed: Feed) -> None:
+        """Do once, before the first step, what would be done again and again for the pictures of this feed."""
 
     @abstractmethod
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:

@@ -107,6 +107,7 @@ def train(
                 "ran_on": str(accelerator.device), "processes": accelerator.num_processes, "recipe": recipe.to_dict(),
             }  # fmt: skip
             write_config(run, config)
+        trainer.prepare(feed)
         watch.start(trainer.step, recipe.steps, recipe.batch)
         with Signals(accelerator) as signals, checkpoint.explained(run), _out_of_memory(trainer):
             Loop(trainer, feed, held, run, watch).go(signals, until)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asyncpatch import time_sampling
 from asyncpatch.codecs import PIXELS, Codec, Latents
-from asyncpatch.data.feed import Pictures
+from asyncpatch.data.feed import Feed, Pictures, StoredFeed, room
 from asyncpatch.data.store import Store
 from asyncpatch.likelihood import SPAN
 from asyncpatch.loss import diffusion_loss
@@ -43,15 +43,15 @@ class Batch(NamedTuple):
 @torch.no_grad()
 def draw_batch(
     recipe: Recipe, pictures: Pictures, batch: int, rows: slice, seed: int, stock: Tensor | None = None,
-    codec: Codec = PIXELS,
+    codec: Codec = PIXELS, tokens: Tensor | None = None,
 ) -> Batch:  # fmt: skip
     """Draw everything random for a global batch of ``batch``, of which ``pictures`` are the given rows; holes are taken
-    from ``stock``."""
+    from ``stock``, and tokens from ``tokens`` where they are encoded already (``all_tokens``)."""
     device, side = pictures.levels.device, pictures.levels.shape[1]
     generator = torch.Generator(device).manual_seed(seed)
-    tokens = side // codec.factor
-    t = time_sampling.by_name(recipe.times).sample(batch, tokens, tokens, generator=generator)[rows]
-    noise = torch.randn(batch, codec.channels, tokens, tokens, generator=generator, device=device)[rows]
+    across = side // codec.factor
+    t = time_sampling.by_name(recipe.times).sample(batch, across, across, generator=generator)[rows]
+    noise = torch.randn(batch, codec.channels, across, across, generator=generator, device=device)[rows]
     flip, drop = torch.rand(2, batch, generator=generator, device=device)[:, rows]
     x = shown(pictures.levels, flip if recipe.flips else None)
     label = torch.where(drop < recipe.label_dropout, NULL_LABEL, pictures.label)
@@ -61,7 +61,24 @@ def draw_batch(
         hidden = torch.rand(batch, generator=generator, device=device)[rows] < recipe.picture_dropout
         hole = torch.where(hidden.view(-1, 1, 1, 1), 1.0, stock[which].float())
         given = beside(codec.encode(x, hole), codec.tokens(hole))
-    return Batch(codec.encode(x, torch.zeros_like(x[:, :1])), label, t, noise, given)
+    if tokens is None:
+        whole = codec.encode(x, torch.zeros_like(x[:, :1]))
+    else:
+        whole = tokens[pictures.place, (flip < 0.5).long() if recipe.flips else 0]
+    return Batch(whole, label, t, noise, given)
+
+
+@torch.no_grad()
+def all_tokens(recipe: Recipe, store: Store, codec: Codec, device: torch.device) -> Tensor:
+    """Of all pictures, and of their mirror images if the recipe has such, [N, 1 or 2, d, h, w], float32."""
+    across = recipe.resolution // codec.factor
+    found = torch.empty(len(store), 1 + recipe.flips, codec.channels, across, across, device=device)
+    for k in range(0, len(store), 256):
+        x = shown(torch.from_numpy(store.pictures[k : k + 256].copy()).to(device), None)
+        for way in range(1 + recipe.flips):
+            seen = x.flip(3) if way else x
+            found[k : k + 256, way] = codec.encode(seen, torch.zeros_like(seen[:, :1])).float()
+    return found
 
 
 class Trainer(Learner[Recipe, Batch, Model]):
@@ -77,6 +94,7 @@ class Trainer(Learner[Recipe, Batch, Model]):
         self.model = model
         if isinstance(model.codec, Latents):
             place(model.codec.coder, accelerator.device, torch.float32)
+        self.tokens: Tensor | None = None
         stock = draw_holes(recipe.holes, recipe.resolution) if recipe.holes else None
         self.holes = None if stock is None else stock.to(accelerator.device)
         super().__init__(recipe, model.net, accelerator, say)
@@ -144,9 +162,23 @@ class Trainer(Learner[Recipe, Batch, Model]):
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.meter.device.type, torch.bfloat16, enabled=self.bf16)
 
+    def prepare(self, feed: Feed) -> None:
+        """Encode all pictures, if each will be seen more often than that takes, and there is room for their tokens."""
+        recipe, codec, device = self.recipe, self.model.codec, self.accelerator.device
+        if not isinstance(codec, Latents) or not isinstance(feed, StoredFeed):
+            return
+        encoded = len(feed.store) * (1 + recipe.flips)
+        size = 4 * codec.channels * (recipe.resolution // codec.factor) ** 2
+        if recipe.steps * recipe.batch > 2 * encoded and encoded * size < room(device):  # also if it is resumed late
+            self.say(f"encoding {encoded:,} pictures, once")
+            with self._arithmetic():
+                self.tokens = all_tokens(recipe, feed.store, codec, device)
+
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:
         with self._arithmetic():
-            return draw_batch(self.recipe, pictures, self.recipe.batch, rows, seed, self.holes, self.model.codec)
+            return draw_batch(
+                self.recipe, pictures, self.recipe.batch, rows, seed, self.holes, self.model.codec, self.tokens
+            )
 
     def loss(self, net: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
