@@ -1,10 +1,12 @@
-"""Bits per dimension on a held-out set, for paths of every patch size.
+"""Bits per dimension on a held-out set, for paths of every patch size, beside published figures.
 
-    python benchmarks/likelihood.py --model FOLDER --data cifar10/ [--calls 32] [--device cuda] -o OUT
+    python benchmarks/bits.py evaluate RUN --data SET -o OUT [--calls 16]
+    python benchmarks/bits.py tables -o OUT
 
-The bound is that of ``likelihood.elbo`` on the probability of 8-bit levels, without labels, seeded by the number of
-the picture; the error is the standard error of the mean over the set, which holds both the spread of pictures (that a
-larger set would lessen) and that of the estimate. Writes OUT/likelihood.json and prints a table.
+RUN is what ``asyncpatch train --weighting elbo`` left: its model is judged, and its config tells how many pictures it
+saw. ``evaluate`` writes OUT/RUN.json: the bound of ``likelihood.elbo`` on the probability of 8-bit levels, without
+labels, seeded by the number of the picture; and what each noise level costs, on FIRST of them. ``tables`` writes
+OUT/bits.md and OUT/bits.png from all that is there.
 """
 
 from __future__ import annotations
@@ -13,64 +15,148 @@ import argparse
 import json
 import math
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from asyncpatch.data.sources import open_sources
 from asyncpatch.data.store import open_store
-from asyncpatch.likelihood import elbo, random_path, synchronous_path
+from asyncpatch.likelihood import SPAN, ElboTerms, elbo, random_path, synchronous_path
+from asyncpatch.likelihood import Path as Along
 from asyncpatch.models.placing import choose_device
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.sampling import generators
+from evaluating import line
+
+PUBLISHED = (
+    ("VDM", "bound", "1,280 M", "2.64"),
+    ("Score-SDE, sub-VP, deep", "ODE", "122 M", "2.99"),
+    ("Score-SDE, DDPM, VP", "ODE", "166 M", "3.21"),
+)
+"""Bits per dimension on CIFAR-10, and pictures seen by the authors' configurations (steps times batch)."""
+SLICES = 24
+"""Of the log-SNR, to see what each noise level costs."""
+FIRST = 1000
+"""So many pictures for that."""
 
 
-def main() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("--model", type=Path, required=True)
-    options.add_argument("--data", action="append", required=True)
-    options.add_argument("--calls", type=int, default=32)
-    options.add_argument("--count", type=int, default=1_000_000, help="pictures, at most")
-    options.add_argument("--batch", type=int, default=500)
-    options.add_argument("--device", default="auto")
-    options.add_argument("--precision", default="fp32")
-    options.add_argument("--cache", type=Path)
-    options.add_argument("-o", "--output", type=Path, default=Path("out/likelihood"))
-    given = options.parse_args()
+def evaluate(given: argparse.Namespace) -> None:
     given.output.mkdir(parents=True, exist_ok=True)
-    pipeline, device = AsyncPatchPipeline.from_pretrained(given.model), choose_device(given.device)
+    pipeline, device = AsyncPatchPipeline.from_pretrained(given.run / "model"), choose_device(given.device)
     pipeline.prepare(given.device, given.precision, compiled=device.type == "cuda")
     model, denoiser = pipeline.model, pipeline.denoiser(given.batch)
     store = open_store(open_sources(given.data, "validation"), model.resolution, cache=given.cache)
     chosen = torch.arange(len(store))[:: max(1, len(store) // given.count)][: given.count]
-    sizes = [2**k for k in reversed(range(int(math.log2(model.resolution)) + 1))]
-    print(f"{pipeline.where()}, {len(chosen):,} pictures, {given.calls} calls each\n")
-    print("| patch | bits per dimension | of it prior | reconstruction | error of the estimate | seconds |")
-    print("|---|---|---|---|---|---|", flush=True)
-    rows = []
-    for size in sizes:
+
+    def bounds(which: Tensor, path: Along, calls: int, span: tuple[float, float] = SPAN) -> list[ElboTerms]:
+        return [
+            elbo(denoiser, torch.from_numpy(store.pictures[some.numpy()]).to(device).permute(0, 3, 1, 2) / 127.5 - 1,
+                 process=model.process, path=path, calls=calls, span=span,
+                 generator=generators([int(k) for k in some], device))
+            for some in which.split(given.batch)
+        ]  # fmt: skip
+
+    recipe = json.loads((given.run / "config.json").read_text())["recipe"]
+    rows: list[dict[str, float]] = []
+    about: dict[str, Any] = {
+        "run": given.run.name, "times": recipe["times"], "pictures seen": recipe["steps"] * recipe["batch"],
+        "parameters": sum(each.numel() for each in pipeline.unet.parameters()),
+        "pictures": len(chosen), "calls": given.calls, "training seed": recipe["seed"], "ran on": pipeline.where(),
+        "torch": torch.__version__, "paths": rows,
+    }  # fmt: skip
+    file = given.output / f"{given.run.name}.json"
+    unit = model.resolution**2 * 3 * math.log(2)
+    for size in [2**k for k in reversed(range(int(math.log2(model.resolution)) + 1))]:
         path = synchronous_path() if size == model.resolution else random_path(size)
-        began, parts = time.perf_counter(), []
-        for some in chosen.split(given.batch):
-            x = torch.from_numpy(store.pictures[some.numpy()]).to(device).permute(0, 3, 1, 2).float() / 127.5 - 1
-            parts.append(
-                elbo(denoiser, x, process=model.process, path=path, calls=given.calls,
-                     generator=generators([int(k) for k in some], device))
-            )  # fmt: skip
+        began = time.perf_counter()
+        parts = bounds(chosen, path, given.calls)
         bits = torch.cat([part.bits_per_dim for part in parts])
-        unit = parts[0].numbers[0] * math.log(2)
-        row = {
+        rows.append({
             "patch": size, "bits": float(bits.mean()), "error": float(bits.std() / len(bits) ** 0.5),
             "prior": float(-torch.cat([part.prior for part in parts]).mean() / unit),
             "reconstruction": float(-torch.cat([part.reconstruction for part in parts]).mean() / unit),
             "estimate": float(torch.cat([part.bits_error for part in parts]).square().mean().sqrt() / len(bits) ** 0.5),
             "seconds": time.perf_counter() - began,
-        }  # fmt: skip
-        rows.append(row)
-        print(f"| {size} | {row['bits']:.4f} ± {row['error']:.4f} | {row['prior']:.4f} | {row['reconstruction']:.4f} | "
-              f"{row['estimate']:.4f} | {row['seconds']:.0f} |", flush=True)  # fmt: skip
-    about = {"model": given.model.name, "pictures": len(chosen), "calls": given.calls, "ran on": pipeline.where()}
-    (given.output / "likelihood.json").write_text(json.dumps({**about, "paths": rows}, indent=2) + "\n")
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+        file.write_text(json.dumps(about, indent=2) + "\n")
+    edges = torch.linspace(*SPAN, SLICES + 1).tolist()
+    parts_of = [bounds(chosen[:FIRST], synchronous_path(), 2, span) for span in pairwise(edges)]
+    about["edges"] = edges
+    about["levels"] = [-float(torch.cat([each.diffusion for each in parts]).mean()) / unit for parts in parts_of]
+    file.write_text(json.dumps(about, indent=2) + "\n")
+
+
+def tables(given: argparse.Namespace) -> None:
+    found = [json.loads(file.read_text()) for file in sorted(given.output.glob("*.json"))]
+    sizes = [row["patch"] for row in found[0]["paths"]]
+    named = [f"{size} (one time)" if size == sizes[0] else str(size) for size in sizes]
+    lines = [line("trained with", "pictures seen", *(f"patch {each}" for each in named))]
+    lines += [line(*["---"] * (len(sizes) + 2))]
+    for each in found:
+        bits = [f"{row['bits']:.3f} ± {row['error']:.3f}" for row in each["paths"]]
+        lines.append(line(each["times"], f"{each['pictures seen'] / 1e6:.1f} M", *bits))
+    lines += ["", line("published", "kind", "pictures seen", "bits per dimension"), line(*["---"] * 4)]
+    lines += [line(*each) for each in PUBLISHED]
+    lines += ["", line("trained with", "prior", "reconstruction", "error of the estimates", "parameters", "ran on")]
+    lines += [line(*["---"] * 6)]
+    for each in found:
+        errors = [row["estimate"] for row in each["paths"]]
+        first = each["paths"][0]
+        lines.append(
+            line(each["times"], f"{first['prior']:.4f}", f"{first['reconstruction']:.4f}",
+                 f"{min(errors):.4f} to {max(errors):.4f}", f"{each['parameters'] / 1e6:.1f} M", each["ran on"])
+        )  # fmt: skip
+    (given.output / "bits.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    plot(found, given.output / "bits.png")
+
+
+def plot(found: list[dict[str, Any]], file: Path) -> None:
+    """Bound by patch size, cost by noise level, and what paths cost more than that of one time per picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for each in found:
+        sizes = [row["patch"] for row in each["paths"]]
+        bits = [row["bits"] for row in each["paths"]]
+        left.plot(range(len(sizes)), bits, "o-", markersize=4, label=f"trained with {each['times']} times")
+        right.semilogy(
+            range(1, len(sizes)), [value - bits[0] for value in bits[1:]], "o-", markersize=4, label=each["times"]
+        )
+        wide = (each["edges"][0] - each["edges"][-1]) / SLICES
+        middle.stairs([value / wide for value in reversed(each["levels"])], each["edges"][::-1], label=each["times"])
+    for axes in (left, right):
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axes.set_xlabel("side of the patches that share a time")
+    left.set(ylabel="bits per dimension", title="bound by path")
+    middle.set(xlabel="log-SNR", ylabel="bits per unit of log-SNR", title="what each noise level costs")
+    right.set(ylabel="bits per dimension", title="more than along the first path")
+    for axes in (left, middle, right):
+        axes.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=("evaluate", "tables"))
+    options.add_argument("run", nargs="?", type=Path)
+    options.add_argument("--data", action="append")
+    options.add_argument("--calls", type=int, default=16)
+    options.add_argument("--count", type=int, default=1_000_000, help="pictures, at most")
+    options.add_argument("--batch", type=int, default=500)
+    options.add_argument("--device", default="auto")
+    options.add_argument("--precision", default="fp32")
+    options.add_argument("--cache", type=Path)
+    options.add_argument("-o", "--output", type=Path, required=True)
+    given = options.parse_args()
+    if given.what == "evaluate" and (given.run is None or not given.data):
+        options.error("evaluate needs a RUN and its --data")
+    {"evaluate": evaluate, "tables": tables}[given.what](given)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,48 @@ def test_a_path_takes_every_token_down_the_whole_span(path, process):
     assert float(each.std()) / len(x) ** 0.5 < 0.25
 
 
+def test_random_paths_are_those_of_the_theorem(process):
+    """Patches share a time, no two patches do, and their paces are draws from Exp(1)."""
+    x, span, generator = torch.zeros(4_000, 1, 4, 6), (13.3, -5.0), torch.Generator().manual_seed(0)
+
+    def uniform(like):
+        return torch.rand(like.shape, generator=generator, dtype=like.dtype)
+
+    y = random_path(2)(x, process, span, uniform)(torch.full((len(x), 1, 1, 1), 0.7, dtype=torch.float64))
+    patches = y.unfold(2, 2, 2).unfold(3, 2, 2).reshape(len(x), 6, 4)
+    assert torch.equal(patches.amin(2), patches.amax(2))
+    low, high = (float(process.time_of(torch.tensor(each, dtype=torch.float64))) for each in span)
+    sigma = likelihood._auxiliary(torch.tensor(0.7, dtype=torch.float64), low / (high - low))
+    pace = ((high - low) / (high - patches[..., 0])).log() / sigma
+    assert len(pace[0].unique()) == 6
+    below = (pace[..., None] < torch.tensor([0.01, 0.1, 0.5, 1.0, 2.0, 4.0])).double().mean((0, 1))
+    wanted = 1.0 - torch.exp(-torch.tensor([0.01, 0.1, 0.5, 1.0, 2.0, 4.0], dtype=torch.float64))
+    assert torch.allclose(below, wanted, atol=0.015)
+    assert torch.corrcoef(pace.T).triu(1).abs().max() < 0.08
+
+
+@pytest.mark.parametrize("pace", [1e-3, 1e-2, 0.1, 1.0, 10.0])
+def test_no_token_is_too_slow_to_be_counted(process, pace):
+    """By quadrature over the clock, the log-SNR of a token of any pace falls by the span."""
+    places = 200_000
+    w = ((torch.arange(places, dtype=torch.float64) + 0.5) / places).view(-1, 1, 1, 1)
+    x = torch.zeros(places, 1, 1, 2)
+
+    def uniform(like):
+        return torch.full_like(like, -math.expm1(-pace))
+
+    known = torch.zeros(places, 1, 1, 2, dtype=torch.bool)
+    _, rate = likelihood._place(random_path(1)(x, process, (13.3, -5.0), uniform), process, w, known)
+    assert float(rate.mean()) == pytest.approx(18.3, rel=2e-3)
+
+
+def test_pictures_of_three_channels_have_the_same_bound(process):
+    exact = random_gaussian(process, (3, 2, 2))
+    x = exact.draw(150, generator=torch.Generator().manual_seed(0)).double()
+    for path in (synchronous_path(), random_path(1)):
+        check(bound(exact, x, path, process=process), log_prob(exact, x))
+
+
 def test_many_tokens_at_their_own_pace_have_the_same_bound():
     """Sixteen tokens and enough pictures to see a tenth of a nat per token."""
     exact = gaussian_field(RectifiedFlow(), 4, 4, length=2.0)

@@ -12,8 +12,8 @@ Token i goes from t_lo to t_hi (the paper's eps and 1 - eps) at its own pace alp
     (6)  weights    lambda_i(y) = (N-1)! w(y_i) (t_hi - y_i) h_i / (P R^N),   w = 1/2 |dSNR/dt|
 
 so that the diffusion term of the bound is the integral of sum_i lambda_i(y) ||x_i - xhat_i||^2 over all y. Densities
-are stated by their logarithms: at N = 16,384 nothing else is finite. To *estimate* the bound, sample paths
-(``likelihood.random_path``): the weights (6) vary over hundreds of orders of magnitude.
+are stated by their logarithms, of float64 times: at N = 16,384 nothing else is finite. To *estimate* the bound, sample
+paths (``likelihood.random_path``): the weights (6) vary over hundreds of orders of magnitude.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def walk(
 
 def transition_probabilities(y: Tensor, low: float, high: float) -> Tensor:
     """Equation (4): which token moves next, [..., N], at y [..., N]."""
-    return torch.softmax((high - y).log() + _h(y, low, high).log(), -1)
+    return torch.softmax(_log_left(y, high) + _h(y, low, high).log(), -1)
 
 
 def log_density(y: Tensor, low: float, high: float) -> Tensor:
     """The logarithm of equation (5) at y [..., N]."""
     h = _h(y, low, high)
-    capacity = ((high - y).log() + h.log()).logsumexp(-1)
+    capacity = (_log_left(y, high) + h.log()).logsumexp(-1)
     return _log_common(y, h, high) + capacity - math.log(high - low)
 
 
@@ -68,14 +68,19 @@ def log_weights(process: Process, y: Tensor, low: float, high: float) -> Tensor:
     with torch.enable_grad():
         slope = torch.autograd.grad(process.logsnr(y).exp().sum(), y)[0]
     one = (0.5 * slope.abs()).log()
-    return (_log_common(y, h, high)[..., None] + one + (high - y).log() + h.log()).detach()
+    return (_log_common(y, h, high)[..., None] + one + _log_left(y, high) + h.log()).detach()
+
+
+def _log_left(y: Tensor, high: float) -> Tensor:
+    """log(t_hi - y); a token that rounding has brought to the end is still a little short of it."""
+    return (high - y).clamp_min(torch.finfo(y.dtype).tiny).log()
 
 
 def _h(y: Tensor, low: float, high: float) -> Tensor:
-    return math.log(high - low) - (high - y).log()
+    return (math.log(high - low) - _log_left(y, high)).clamp_min(torch.finfo(y.dtype).tiny)
 
 
 def _log_common(y: Tensor, h: Tensor, high: float) -> Tensor:
     """log (N-1)! / (P R^N)."""
     count = y.shape[-1]
-    return math.lgamma(count) - (high - y).log().sum(-1) - count * h.sum(-1).log()
+    return math.lgamma(count) - _log_left(y, high).sum(-1) - count * h.sum(-1).log()

@@ -123,7 +123,9 @@ def random_path(patch: int = 1) -> Path:
 
 
 def schedule_path(schedule: OpenLoop) -> Path:
-    """The way that a schedule goes, backwards: synchronous, inpainting, in an order, or by any map.
+    """The way that a schedule goes, backwards: synchronous, inpainting, in an order, or by any map. Its tau is taken as
+    a share of the log-SNR, not as a time; so where tokens of a map go together, each at its own pace, the fields are
+    not quite those that a sampler would visit.
 
     Tokens that it holds at 0 are known. One that starts anywhere but at 0 or 1 has no likelihood to speak of, and is
     refused; so is a schedule that goes up, that jumps, or that does not end at 0.
@@ -194,8 +196,8 @@ def elbo(
     Args:
         denoiser: any callable ``(z, t, cond) -> Denoised``.
         path: ``synchronous_path()``, ``random_path(patch)`` or ``schedule_path(schedule)``.
-        calls: how often it is asked, an even number; the standard error falls like 1 / calls for smooth integrands,
-            and like 1 / sqrt(calls) for random paths.
+        calls: how often it is asked, an even number; the standard error falls faster than 1 / sqrt(calls) while the
+            integrand's shape matters, and like it when noise and random paths are all that is left.
         bits: x holds levels of so many bits, and the bound is on their probability; None: x is continuous, and it is
             on their density.
         generator: one, or one per picture (``generators(seeds)``); with these a picture's bound does not depend on what
