@@ -211,6 +211,59 @@ def test_what_is_finished_or_waits_is_not_needed(name, generator):
     assert min(shares) < 0.95
 
 
+def test_who_takes_part_in_a_round_is_asked_and_nobody_else():
+    """Five patches of one pixel, of which the surest two take each round of four at once."""
+    logvar, asked = torch.tensor([0.0, 1.0, 2.0, -2.0, -1.0]).view(1, 1, 1, 5), []
+
+    def denoiser(z, t, cond):
+        asked.append(int(cond.wanted.sum()))
+        return says(logvar)(z, t)
+
+    schedule = Dual(process=FLOW, calls=8, substeps=4, share=0.4, patch=1)
+    sample(denoiser, schedule, torch.zeros(1, 1, 1, 5), step=ddim(FLOW))
+    assert asked == [5, 3, 3, 3, 5, 3, 3, 3]
+
+
+def test_who_waits_is_asked_only_when_the_next_one_is_chosen():
+    """Three patches of one pixel, each in four visits, one after the other."""
+    logvar, asked = torch.tensor([0.0, -1.0, 1.0]).view(1, 1, 1, 3), []
+
+    def denoiser(z, t, cond):
+        asked.append(int(cond.wanted.sum()))
+        return says(logvar)(z, t)
+
+    schedule = Sequential(process=FLOW, calls=12, overlap=0.0, patch=1)
+    sample(denoiser, schedule, torch.zeros(1, 1, 1, 3), step=ddim(FLOW))
+    assert asked == [3, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_is_finished_has_no_doubt():
+    """A patch that is half known is as sure as its other half, whatever is said of the known one."""
+    t = torch.tensor([[0.5, 0.0, 0.5, 0.5]]).view(1, 1, 1, 4)
+    said = torch.tensor([[1.0, 1e3, 1.0, 1.0]]).view(1, 1, 1, 4)
+    doubt = Paced(process=FLOW, calls=4, patch=2)._doubt(t, Denoised(torch.zeros(1, 3, 1, 4), said))
+    assert doubt.flatten().tolist() == pytest.approx([float(doubt[0, 0, 0, 1])] * 2)
+
+
+def test_a_picture_that_is_finished_early_is_not_asked_about():
+    """First one half is sure, then the other: both are done before the last visit, when windows ask nobody."""
+    visits = []
+
+    def turning(z, t, cond):
+        visits.append(t)
+        logvar = torch.zeros_like(t)
+        logvar[..., :4] = 6.0 if len(visits) % 2 else -6.0
+        return Denoised(torch.zeros_like(z), logvar)
+
+    schedule = Paced(process=FLOW, calls=12, patch=4)
+    z = torch.ones(1, 3, 8, 8)
+    made = sample(Windows(turning, 8), schedule, z, step=ddim(FLOW))
+    assert torch.equal(made, torch.zeros_like(z))
+    assert len(visits) == 8
+    with pytest.raises(ValueError, match="how sure it is"):
+        sample(Windows(lambda z, t, cond: Denoised(z), 8), schedule, z, step=ddim(FLOW))
+
+
 @pytest.mark.parametrize("name", [*SCHEDULES, "paced:3", "dual:2", "sequential:0.5"])
 def test_a_number_of_questions_is_kept(name, generator):
     hole = torch.zeros(2, 1, 40, 64)

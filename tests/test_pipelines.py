@@ -239,6 +239,30 @@ def test_a_word_stands_for_settings_and_what_is_said_beside_it_counts_more(pipe)
         pipe.generate(quality="good")
 
 
+def test_a_budget_of_calls_is_kept(pipe):
+    """Guidance, Heun and look-ahead double what a step costs."""
+    for calls in (2, 7, 32):
+        assert pipe.plan_generate(calls=calls).settings.steps == calls
+        assert pipe.plan_generate(calls=calls, solver="heun").settings.steps == calls // 2
+        assert pipe.plan_generate(calls=calls, schedule="lookahead").settings.steps == calls // 2
+        assert pipe.plan_inpaint(photo(), mask(), calls=calls).settings.steps == calls // 2
+        assert pipe.plan_inpaint(photo(), mask(), calls=calls, input_guidance=0.0).settings.steps == calls
+    with pytest.raises(ValueError, match="calls must be at least 2, of one step with these settings; got 1"):
+        pipe.inpaint(photo(), mask(), calls=1)
+    with pytest.raises(ValueError, match="leave out steps and quality"):
+        pipe.generate(calls=8, steps=4)
+
+
+def test_new_pictures_are_made_by_multistep_where_pixels_go_together(pipe):
+    assert [pipe.plan_generate(schedule=each).settings.solver for each in ("synchronous", "paced", "paced:3")] == [
+        "multistep"
+    ] * 3
+    assert [pipe.plan_generate(schedule=each).settings.solver for each in ("raster", "dual", "sequential")] == [
+        "ddim"
+    ] * 3
+    assert pipe.plan_generate(schedule="paced", eta=0.5).settings.solver == "ddim"
+
+
 def test_wrong_settings_are_named(pipe):
     with pytest.raises(TypeError, match="unknown setting 'step'; there are steps"):
         pipe.generate(step=3)

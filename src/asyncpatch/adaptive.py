@@ -13,8 +13,8 @@ picture's patches, d that of a patch, and N all questions:
     (3)  sequential   patch after patch, the surest of those that wait next; with ``overlap`` the next one begins before
                       the last one is done (as SRM goes)
 
-Each takes exactly ``calls`` questions. Known tokens, where ``hole`` is 0, stay as they are; a hole between 0 and 1
-starts from that time, as in ``schedules``.
+Each makes ``calls`` visits, and asks at each as long as anything is left to do. Known tokens, where ``hole`` is 0, stay
+as they are; a hole between 0 and 1 starts from that time, as in ``schedules``.
 
     (4)  look-ahead   a denoiser that asks twice: first about (z, t); then with the surest ``share`` of the patches
                       brought on, by DDIM with the first answer, to s = 1 - ahead (1 - t), at least 0. What is unsure
@@ -54,6 +54,8 @@ class _Doubting:
 
     def _doubt(self, t: Tensor, out: Denoised | None) -> Tensor:
         """Of each patch, [B, 1, rows, columns]; infinite where nothing is left to do."""
+        if out is not None and out.logvar is None and not bool((t > 0).any()):  # all is finished: nobody was asked
+            return torch.full_like(self._pooled(t), torch.inf)
         if out is None or out.logvar is None:
             raise ValueError(
                 f"{type(self).__name__.lower()} schedules need a denoiser that says how sure it is (Denoised.logvar)"

@@ -85,7 +85,7 @@ class Request:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:
         """From names and values, of which each may be a text; ``quality`` is a word for some settings."""
-        own, more = types_of(cls), types_of(Settings)
+        own, more = types_of(cls), types_of(Settings) | {"calls": int}
         del own["settings"]
         given = dict(given)
         found, settings = dict[str, Any](), dict[str, Any]()

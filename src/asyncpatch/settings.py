@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from asyncpatch.options import check, setting, types_of
@@ -25,6 +25,9 @@ QUALITIES: dict[str, tuple[dict[str, Any], str]] = {
     "best": ({"steps": 32}, "twice the time"),
 }
 """Settings that go by one word, and what there is to say of each (docs/adaptive.md has the figures)."""
+
+STEPS_BY = ("quality", "calls")
+"""What may be given in place of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +69,22 @@ class Settings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Settings:
-        """From keyword arguments, among them ``quality``, a word of QUALITIES; an unknown one is named."""
+        """From keyword arguments; an unknown one is named. In place of steps there may be ``quality``, a word of
+        QUALITIES, or ``calls``: as many steps as these questions to the network do for."""
         known = [each.name for each in fields(cls)]
         for name in given:
-            if name not in (*known, "quality"):
-                raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}, and quality for some of them")
-        if "quality" not in given:
-            return cls(**given)
+            if name not in (*known, *STEPS_BY):
+                raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}, and {' and '.join(STEPS_BY)}")
         given = dict(given)
-        return cls(**{**settings_of(given.pop("quality")), **given})
+        quality, calls = (given.pop(name, None) for name in STEPS_BY)
+        if calls is None:
+            return cls(**given) if quality is None else cls(**{**settings_of(quality), **given})
+        if quality is not None or "steps" in given:
+            raise ValueError("calls say how many steps there are: leave out steps and quality")
+        made = cls(**given)
+        if calls < made.questions:
+            raise ValueError(f"calls must be at least {made.questions}, of one step with these settings; got {calls}")
+        return replace(made, steps=calls // made.questions)
 
     @property
     def questions(self) -> int:
@@ -93,4 +103,5 @@ def settings_of(quality: str) -> dict[str, Any]:
 def solver_for_new(eta: float, schedule: str) -> Solver:
     """How new pictures are made, unless something else is said. Multistep draws no noise; and in an order, with fewer
     steps for each pixel, it may speckle."""
-    return "ddim" if eta or schedule != SYNCHRONOUS else "multistep"
+    together = schedule == SYNCHRONOUS or schedule.partition(":")[0] == "paced"
+    return "multistep" if together and not eta else "ddim"

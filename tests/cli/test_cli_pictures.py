@@ -77,12 +77,23 @@ def test_inpainting_keeps_all_but_the_hole(here, run):
 
 def test_quality_in_a_word(here, run):
     made = []
-    for word in ([], ["--quality", "balanced"], ["--steps", "16"], ["--quality", "fast"], ["--steps", "8"]):
+    words = (
+        [],
+        ["--quality", "balanced"],
+        ["--steps", "16"],
+        ["--calls", "32"],
+        ["--quality", "fast"],
+        ["--steps", "8"],
+    )
+    for word in words:
         name = f"{len(made)}.png"
         result = run("inpaint", "photo.png", "--mask", "mask.png", "--seed", 3, "-o", name, *word, quick=False)
         assert result.exit_code == 0, result.output
         made.append((here / name).read_bytes())
-    assert made[0] == made[1] == made[2] != made[3] == made[4]
+    assert made[0] == made[1] == made[2] == made[3] != made[4] == made[5]
+    result = run("generate", "--calls", 8, "--steps", 4, quick=False)
+    assert result.exit_code == 2
+    assert "leave out steps" in result.output
 
 
 def test_results_have_a_name_of_their_own_where_none_is_given(here, run):

@@ -77,6 +77,8 @@ def test_a_picture_to_look_at_is_smaller(client, files, photo):
 def test_quality_is_a_word_for_the_steps(client):
     job = client.post("/api/jobs", data={"tool": "generate", "quality": "fast"}).json()
     assert job["request"]["steps"] == 8
+    job = client.post("/api/jobs", data={"tool": "generate", "calls": 6}).json()
+    assert job["request"]["calls"] == 6
 
 
 def test_progress_comes_as_a_stream(client):

@@ -13,7 +13,7 @@ import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
 from asyncpatch.options import parse, types_of
-from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, Settings, solver_for_new
+from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, STEPS_BY, Settings, solver_for_new
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
@@ -44,6 +44,8 @@ _SHARED = [
                                                    rich_help_panel="Sampling", show_default=False)),
     option("quality", str | None, None, typer.Option(help=f"{_QUALITIES} [default: balanced]",
                                                      rich_help_panel="Sampling", show_default=False)),
+    option("calls", int | None, None, typer.Option(help="so many questions to the network, in place of steps",
+                                                   rich_help_panel="Sampling", show_default=False)),
     option("seed", int | None, None, typer.Option(help="the same seed, the same picture [default: a new one]",
                                                   rich_help_panel="Sampling", show_default=False)),
 ]  # fmt: skip
@@ -101,8 +103,7 @@ class Job:
         kinds = types_of(Settings)
         settings = {name: given.pop(name) for name in kinds}
         texts = {name: parse(name, value, kinds[name]) for name, value in settings.items() if value is not None}
-        if (quality := given.pop("quality")) is not None:
-            texts["quality"] = quality
+        texts |= {name: value for name in STEPS_BY if (value := given.pop(name)) is not None}
         Settings.of(texts)  # a mistake is said before anything is read
         if given["model"]:
             check_model(given["model"])

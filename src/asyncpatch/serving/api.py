@@ -195,6 +195,8 @@ def _form() -> list[inspect.Parameter]:
             made.append(_parameter(each.name, Annotated[of, Form(description=words)], default))
     words = " | ".join(QUALITIES) + ": a word for the steps"
     made.append(_parameter("quality", Annotated[str | None, Form(description=words)], None))
+    words = "so many questions to the network, in place of steps"
+    made.append(_parameter("calls", Annotated[int | None, Form(description=words)], None))
     words = "show also how sure the model is while it runs, which takes a little longer"
     made.append(_parameter("doubt", Annotated[bool, Form(description=words)], False))
     for name, words in (
