@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,9 +83,20 @@ def test_it_learns_how_far_off_the_network_is(folder, tmp_path, generator):
     assert found["correlation"] > 0.8
     for row in found["by time"][2:]:
         assert row["real"] == pytest.approx(row["predicted"], rel=0.35)
+    for row in found["by detail"]:
+        assert row["real"] == pytest.approx(row["predicted"], rel=0.35)
+    assert [len(found[name]) for name in ("by detail", "by place")] == [5, 1]  # of one patch each
+    assert found["by detail"][0]["deviation"] < found["by detail"][-1]["deviation"]
     quiet, loud = found["by prediction"][0], found["by prediction"][-1]
     assert quiet["real"] < 0.2 * loud["real"]
     assert lines[-2].startswith("step 150/150, loss ")
+
+    before = (folder / "uncertainty" / "diffusion_pytorch_model.safetensors").read_bytes()
+    again = train_uncertainty(
+        folder, [str(data)], replace(recipe, steps=0), cache=tmp_path / "cache", say=lambda text: None
+    )
+    assert again["ratio"] == pytest.approx(found["ratio"], rel=1e-2)
+    assert (folder / "uncertainty" / "diffusion_pytorch_model.safetensors").read_bytes() == before
 
     assert found["held out"] is False  # there is no such split
     assert any("no pictures are held out" in line for line in lines)
@@ -111,6 +123,9 @@ def test_on_the_command_line(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
     data = write_pictures(tmp_path / "data")
     call = ["train-uncertainty", str(folder), "--data", str(data), "--steps", "2", "--batch", "4", "--device", "cpu"]
+    nothing = CliRunner().invoke(app, [*call, "--steps", "0"])
+    assert nothing.exit_code == 2
+    assert "no head to be measured" in nothing.output
     first = CliRunner().invoke(app, call)
     assert first.exit_code == 0, first.output
     assert "by time" in first.output
@@ -118,8 +133,11 @@ def test_on_the_command_line(folder, tmp_path, monkeypatch):
     again = CliRunner().invoke(app, call)
     assert again.exit_code == 2
     assert "--force" in again.output
+    measured = CliRunner().invoke(app, [*call, "--steps", "0"])
+    assert measured.exit_code == 0
+    assert "from even to busy regions" in measured.output
     assert CliRunner().invoke(app, [*call, "--force"]).exit_code == 0
-    for wrong, said in ((["--steps", "0"], "steps"), (["--times", "often"], "often"), (["--rate", "0"], "rate"),
+    for wrong, said in ((["--steps", "-1"], "steps"), (["--times", "often"], "often"), (["--rate", "0"], "rate"),
                         (["--precision", "fp16"], "fp16")):  # fmt: skip
         result = CliRunner().invoke(app, [*call, "--force", *wrong])
         assert result.exit_code == 2

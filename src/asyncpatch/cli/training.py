@@ -128,7 +128,7 @@ def _train(
 def train_uncertainty(
     model: Annotated[Path, typer.Argument(help="folder of a trained model; the head is put there")],
     data: Annotated[list[str], typer.Option(help="pictures, as for training; may be given several times")],
-    steps: Annotated[int, typer.Option(help="of Adam")] = HeadRecipe.steps,
+    steps: Annotated[int, typer.Option(help="of Adam; 0: only measure the head that is there")] = HeadRecipe.steps,
     batch: Annotated[int, typer.Option(help="pictures per step")] = HeadRecipe.batch,
     rate: Annotated[float, typer.Option(help="learning rate; it falls to 0")] = HeadRecipe.rate,
     times: Annotated[str, typer.Option(help="time fields, as for training")] = HeadRecipe.times,
@@ -149,7 +149,7 @@ def train_uncertainty(
     from asyncpatch.models.folder import HEAD
     from asyncpatch.train.uncertainty import train_uncertainty as work
 
-    if (model / HEAD).exists() and not force:
+    if steps and (model / HEAD).exists() and not force:
         raise fail(f"{model / HEAD} exists already: add --force to replace it")
     try:
         recipe = HeadRecipe(
@@ -162,6 +162,9 @@ def train_uncertainty(
     typer.echo(f"mean squared error of {whose} pictures, predicted and real, by time:")
     for row in found["by time"]:
         typer.echo(f"  from {row['from']:.1f}: {row['predicted']:.5f} {row['real']:.5f}")
+    typer.echo("and by detail, from even to busy regions:")
+    for row in found["by detail"]:
+        typer.echo(f"  deviation {row['deviation']:.3f}: {row['predicted']:.5f} {row['real']:.5f}")
     typer.echo(
         f"real over predicted {found['ratio']:.3f}, correlation over patches {found['correlation']:.3f}; "
         f"the head is in {model / HEAD}"

@@ -31,9 +31,9 @@ class HeadRecipe:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("steps", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be positive, got {self.rate}")
         if self.precision == "fp16":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from asyncpatch import time_sampling
 from asyncpatch.codecs import Codec, Latents
@@ -34,11 +35,14 @@ def train_uncertainty(
     folder: Path | str, data: Sequence[str], recipe: HeadRecipe = HeadRecipe(), *, cache: Path | None = None,  # noqa: B008
     say: Say = print,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a head for the model in ``folder`` and put it there, with ``calibration.json`` beside it; returns that."""
+    """Train a head for the model in ``folder`` and put it there, with ``calibration.json`` beside it; returns that.
+    With no steps the head that is there is measured anew."""
     time_sampling.by_name(recipe.times)
     folder = Path(folder)
     device = choose_device(recipe.device)
-    model = Model.load(folder, head=False)
+    model = Model.load(folder, head=not recipe.steps)
+    if not recipe.steps and model.head is None:
+        raise ValueError(f"{folder} has no head to be measured: train one, with steps")
     stores = [_store(data, split, model, cache) for split in ("train", "validation")]
     if stores[0] is None:
         raise DataError(f"there are no training pictures in {', '.join(data)}")
@@ -48,7 +52,7 @@ def train_uncertainty(
     if isinstance(model.codec, Latents):
         place(model.codec.coder, device, dtype)
     torch.manual_seed(recipe.seed)
-    head = UncertaintyHead.beside(model.net).to(device)
+    head = (model.head or UncertaintyHead.beside(model.net)).to(device).float()
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
     drawn = Recipe(times=recipe.times, resolution=model.resolution, batch=recipe.batch)
     adam = torch.optim.Adam(head.parameters(), recipe.rate)
@@ -110,10 +114,12 @@ def _loss(denoiser: NetworkDenoiser, batch: Batch) -> Tensor:
 def calibration(
     denoiser: NetworkDenoiser, recipe: Recipe, held: Store, codec: Codec, count: int = 1024
 ) -> dict[str, Any]:
-    """What was predicted of pictures and what came of it: mean squared errors by time, and by prediction.
+    """What was predicted of pictures and what came of it: mean squared errors by time, by prediction and by region.
 
     ``ratio`` is the mean of real over predicted, 1 if all is well; ``correlation`` that of the logarithms over patches
-    of 8 tokens at times above 0.05, within which the error of a single one is mostly chance.
+    of 8 tokens at times above 0.05, within which the error of a single one is mostly chance. Regions are such patches:
+    ``by detail`` from the evenest to the busiest fifth, by the deviation within a patch of the network's answer; ``by
+    place`` from the rim of the picture to its middle.
     """
     device = denoiser.net.device
     count = min(count, len(held))
@@ -126,8 +132,11 @@ def calibration(
         error = (x - batch.x).square().mean(1, keepdim=True)
         t = batch.t.expand_as(error)
         side = min(8, error.shape[-1])
-        pooled = [torch.nn.functional.avg_pool2d(each, side).flatten() for each in (logvar.exp(), error, t)]
-        patches.append(torch.stack(pooled).cpu())
+        pooled = [avg_pool2d(each, side) for each in (logvar.exp(), error, t)]
+        spread = (avg_pool2d(x.square(), side) - avg_pool2d(x, side).square()).mean(1, keepdim=True)
+        inwards = [torch.minimum(k := torch.arange(each, device=device), each - 1 - k) for each in spread.shape[2:]]
+        ring = torch.minimum(inwards[0][:, None], inwards[1]).expand_as(spread)
+        patches.append(torch.stack([each.flatten() for each in (*pooled, spread, ring)]).cpu())
         known = t.flatten() > 0
         for parts, value in ((said, logvar.exp()), (real, error), (at, t)):
             parts.append(value.flatten()[known].cpu())
@@ -136,6 +145,7 @@ def calibration(
     by_patch = by_patch[:, by_patch[2] > 0.05]
     logs = by_patch[:2].clamp_min(1e-12).log()
     order = predicted.argsort().tensor_split(BINS)
+    said_there, real_there, _, spread_there, ring_there = by_patch
     return {
         "pictures": count,
         "ratio": float(errors.mean() / predicted.mean()),
@@ -146,6 +156,14 @@ def calibration(
             for k in range(BINS)
         ],
         "by prediction": [_pair(predicted, errors, some) for some in order],
+        "by detail": [
+            _pair(said_there, real_there, some) | {"deviation": float(spread_there[some].clamp_min(0).sqrt().mean())}
+            for some in spread_there.argsort().tensor_split(5)
+        ],
+        "by place": [
+            _pair(said_there, real_there, (ring_there == k).nonzero()[:, 0])
+            for k in range(int(ring_there.max()) + 1 if len(ring_there) else 0)
+        ],
     }
 
 
