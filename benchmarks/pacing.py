@@ -68,7 +68,7 @@ PANELS = (
 ORDER = "order.png"
 ORDERED: dict[str, dict[str, Any]] = {
     "synchronous, 256 calls": {"steps": 256},
-    "raster, 64 patches, overlapping by half": {"steps": 256, "schedule": "raster"},
+    "raster, 64 patches, each in half of the run": {"steps": 256, "schedule": "raster"},
     "raster, 16 patches, one after the other": {"steps": 256, "schedule": "raster:16", "pace": 1 / 16},
     "surest patch next, overlapping": {"steps": 256, "schedule": "sequential"},
     "from the middle outwards (painted)": {"steps": 256, "schedule": ORDER},

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -66,28 +67,38 @@ def run(pipeline: AsyncPatchPipeline) -> Image.Image:
     return sheet(rows, names=names)
 
 
-def reliability(calibration: dict[str, object], file: Path) -> None:
+def reliability(calibration: dict[str, Any], file: Path) -> None:
+    """Squared errors, predicted and real, by prediction, by time, and by the detail and the place of a region."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, key, title in ((left, "by prediction", "by what was predicted"), (right, "by time", "by time")):
-        rows = [row for row in calibration[key] if row["tokens"]]  # type: ignore[attr-defined]
-        predicted, real = ([row[name] for row in rows] for name in ("predicted", "real"))
+    figure = Figure(figsize=(15, 3.8), layout="constrained")
+    first, *others = figure.subplots(1, 4)
+    rows = calibration["by prediction"]
+    predicted, real = ([row[name] for row in rows] for name in ("predicted", "real"))
+    first.plot(predicted, real, "o-")
+    ends = [min(predicted + real), max(predicted + real)]
+    first.plot(ends, ends, color="grey", linewidth=1)
+    first.set(
+        xlabel="predicted", ylabel="real squared error", xscale="log", yscale="log", title="by what was predicted"
+    )
+    width = 1 / len(calibration["by time"])
+    across = {
+        "by time": ("time", [row["from"] + 0.5 * width for row in calibration["by time"]]),
+        "by detail": ("deviation within a region", [row["deviation"] for row in calibration["by detail"]]),
+        "by place": ("from the rim (0) to the middle", list(range(len(calibration["by place"])))),
+    }
+    for axes, (key, (label, places)) in zip(others, across.items(), strict=True):
+        for name in ("predicted", "real"):
+            told = [(place, row[name]) for place, row in zip(places, calibration[key], strict=True) if row["tokens"]]
+            axes.plot(*zip(*told, strict=True), "o-", label=name)
+        axes.set(xlabel=label, title=key)
         if key == "by time":
-            across = [row["from"] + 0.5 / len(calibration[key]) for row in rows]  # type: ignore[arg-type]
-            axes.plot(across, predicted, "o-", label="predicted")
-            axes.plot(across, real, "o-", label="real")
-            axes.set(xlabel="time", ylabel="mean squared error", yscale="log")
-            axes.legend()
+            axes.set_yscale("log")
         else:
-            axes.plot(predicted, real, "o-")
-            ends = [min(predicted + real), max(predicted + real)]
-            axes.plot(ends, ends, color="grey", linewidth=1)
-            axes.set(xlabel="predicted squared error", ylabel="real squared error", xscale="log", yscale="log")
-        axes.set(title=title)
+            axes.set_ylim(bottom=0.0)
+        axes.legend()
     figure.suptitle(f"ratio {calibration['ratio']:.3f}, correlation over patches {calibration['correlation']:.3f}")
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
