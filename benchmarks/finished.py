@@ -65,7 +65,7 @@ def runs(window: int, process: Process, quick: bool, device: torch.device) -> di
         f"raster, {side}x{side}, {patches} patches of {steps} steps": (whole, autoregressive(order, steps)),
         f"surest patch next, {side}x{side}, {8 * steps} calls": (whole, closed("sequential", whole, 8 * steps)),
         f"surest patches first (dual), {side}x{side}, {8 * steps} calls": (whole, closed("dual", whole, 8 * steps)),
-        f"sure patches faster (paced:3), {side}x{side}, {8 * steps} calls": (whole, closed("paced:3", whole, 8 * steps)),
+        f"sure patches first (paced:3), {side}x{side}, {8 * steps} calls": (whole, closed("paced:3", whole, 8 * steps)),
         f"hole of {window // 2}x{window // 2} in {side}x{side}, {4 * steps} calls": (hole, inpainting(hole, 4 * steps)),
         f"4 holes of growing size in {2 * window}x{2 * window}, surest patch next, {8 * steps} calls": (
             batch, closed("sequential", batch, 8 * steps)
