@@ -2,11 +2,13 @@
 
     python benchmarks/bits.py evaluate RUN --data SET -o OUT [--calls 16]
     python benchmarks/bits.py tables -o OUT
+    python benchmarks/bits.py precision --data SET
 
 RUN is what ``asyncpatch train --weighting elbo`` left: its model is judged, and its config tells how many pictures it
 saw. ``evaluate`` writes OUT/RUN.json: the bound of ``likelihood.elbo`` on the probability of 8-bit levels, without
 labels, seeded by the number of the picture; and what each noise level costs, on FIRST of them. ``tables`` writes
-OUT/bits.md and OUT/bits.png from all that is there.
+OUT/bits.md and OUT/bits.png from all that is there. ``precision`` judges the first held-out picture of a set SEEDS
+times over by the shipped model: how far the figures scatter, and what they say of it.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ SLICES = 24
 """Of the log-SNR, to see what each noise level costs."""
 FIRST = 1000
 """So many pictures for that."""
+SEEDS = 16
+"""So often is one picture judged, to see how far the figures scatter."""
 
 
 def evaluate(given: argparse.Namespace) -> None:
@@ -115,6 +119,24 @@ def tables(given: argparse.Namespace) -> None:
     plot(found, given.output / "bits.png")
 
 
+def precision(given: argparse.Namespace) -> None:
+    pipeline = AsyncPatchPipeline.default().prepare(given.device)
+    model, device = pipeline.model, pipeline.unet.device
+    store = open_store(open_sources(given.data, "validation"), model.resolution, cache=given.cache)
+    x = torch.from_numpy(store.pictures[:1].copy()).to(device).permute(0, 3, 1, 2) / 127.5 - 1
+    print(pipeline.where(), "\n")
+    print(line("path", "calls", "bits per dimension", "scatter of one", "standard error, as said"))
+    print(line(*["---"] * 5), flush=True)
+    for name, path in (("synchronous", synchronous_path()), ("patches of 8", random_path(8))):
+        for calls in (8, 16, 32, 64):
+            terms = elbo(
+                pipeline.denoiser(SEEDS), x.expand(SEEDS, -1, -1, -1).contiguous(), process=model.process, path=path,
+                calls=calls, generator=generators(range(SEEDS), device),
+            )  # fmt: skip
+            bits, said = terms.bits_per_dim, terms.bits_error.square().mean().sqrt()
+            print(line(name, str(calls), f"{bits.mean():.3f}", f"{bits.std():.3f}", f"{said:.3f}"), flush=True)
+
+
 def plot(found: list[dict[str, Any]], file: Path) -> None:
     """Bound by patch size, cost by noise level, and what paths cost more than that of one time per picture."""
     from matplotlib.figure import Figure
@@ -143,7 +165,7 @@ def plot(found: list[dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("evaluate", "tables"))
+    options.add_argument("what", choices=("evaluate", "tables", "precision"))
     options.add_argument("run", nargs="?", type=Path)
     options.add_argument("--data", action="append")
     options.add_argument("--calls", type=int, default=16)
@@ -152,11 +174,15 @@ def main() -> None:
     options.add_argument("--device", default="auto")
     options.add_argument("--precision", default="fp32")
     options.add_argument("--cache", type=Path)
-    options.add_argument("-o", "--output", type=Path, required=True)
+    options.add_argument("-o", "--output", type=Path)
     given = options.parse_args()
-    if given.what == "evaluate" and (given.run is None or not given.data):
-        options.error("evaluate needs a RUN and its --data")
-    {"evaluate": evaluate, "tables": tables}[given.what](given)
+    if given.what == "evaluate" and given.run is None:
+        options.error("evaluate needs a RUN")
+    if given.what != "tables" and not given.data:
+        options.error(f"{given.what} needs --data")
+    if given.what != "precision" and given.output is None:
+        options.error(f"{given.what} needs -o")
+    {"evaluate": evaluate, "tables": tables, "precision": precision}[given.what](given)
 
 
 if __name__ == "__main__":
