@@ -84,7 +84,7 @@ class Request:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Request:
-        """From names and values, of which each may be a text; ``quality`` is a word for some settings."""
+        """From names and values, of which each may be a text; ``quality`` and ``calls`` are as in `Settings.of`."""
         own, more = types_of(cls), types_of(Settings) | {"calls": int}
         del own["settings"]
         given = dict(given)

@@ -53,7 +53,8 @@ def draw_batch(
     t = time_sampling.by_name(recipe.times).sample(batch, across, across, generator=generator)[rows]
     noise = torch.randn(batch, codec.channels, across, across, generator=generator, device=device)[rows]
     flip, drop = torch.rand(2, batch, generator=generator, device=device)[:, rows]
-    x = shown(pictures.levels, flip if recipe.flips else None)
+    if tokens is None or stock is not None:
+        x = shown(pictures.levels, flip if recipe.flips else None)
     label = torch.where(drop < recipe.label_dropout, NULL_LABEL, pictures.label)
     given = None
     if stock is not None:

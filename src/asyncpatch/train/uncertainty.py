@@ -43,10 +43,11 @@ def train_uncertainty(
     model = Model.load(folder, head=not recipe.steps)
     if not recipe.steps and model.head is None:
         raise ValueError(f"{folder} has no head to be measured: train one, with steps")
-    stores = [_store(data, split, model, cache) for split in ("train", "validation")]
-    if stores[0] is None:
+    held = _store(data, "validation", model, cache)
+    training = _store(data, "train", model, cache) if recipe.steps or held is None else None
+    shown = held if held is not None else training
+    if shown is None or (recipe.steps and training is None):
         raise DataError(f"there are no training pictures in {', '.join(data)}")
-    training, held = stores[0], stores[1] if stores[1] is not None else stores[0]
     dtype = choose_precision(device, recipe.precision)
     place(model.net, device, dtype)
     if isinstance(model.codec, Latents):
@@ -55,6 +56,23 @@ def train_uncertainty(
     head = (model.head or UncertaintyHead.beside(model.net)).to(device).float()
     denoiser = NetworkDenoiser(model.net, model.process, model.prediction, head)
     drawn = Recipe(times=recipe.times, resolution=model.resolution, batch=recipe.batch)
+    if training is not None and recipe.steps:
+        _learn(denoiser, head, training, drawn, recipe, model.codec, say)
+    if held is None:
+        say("no pictures are held out: the calibration is that of training pictures")
+    found = {"held out": held is not None, **calibration(denoiser, drawn, shown, model.codec)}
+    with checkpoint.whole_or_nothing(folder / HEAD) as part:
+        head.to("cpu").half().save_pretrained(part)
+        (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
+    model.write_index(folder, head=True)
+    return found
+
+
+def _learn(
+    denoiser: NetworkDenoiser, head: UncertaintyHead, training: Store, drawn: Recipe, recipe: HeadRecipe, codec: Codec,
+    say: Say,
+) -> None:  # fmt: skip
+    device = denoiser.net.device
     adam = torch.optim.Adam(head.parameters(), recipe.rate)
     feed = StoredFeed(training, recipe.batch, recipe.seed, device)
     size = sum(p.numel() for p in head.parameters())
@@ -65,7 +83,7 @@ def train_uncertainty(
             for group in adam.param_groups:
                 group["lr"] = recipe.rate * (1.0 - step / recipe.steps)
             seed = seed_for(recipe.seed, "uncertainty", step)
-            batch = draw_batch(drawn, feed.batch(step), recipe.batch, slice(None), seed, codec=model.codec)
+            batch = draw_batch(drawn, feed.batch(step), recipe.batch, slice(None), seed, codec=codec)
             loss = _loss(denoiser, batch)
             adam.zero_grad(set_to_none=True)
             if not bool(loss.isfinite()):
@@ -76,14 +94,6 @@ def train_uncertainty(
                 say(f"step {step + 1}/{recipe.steps}, loss {loss.item():.4f}")
     finally:
         feed.close()
-    if stores[1] is None:
-        say("no pictures are held out: the calibration is that of training pictures")
-    found = {"held out": stores[1] is not None, **calibration(denoiser, drawn, held, model.codec)}
-    with checkpoint.whole_or_nothing(folder / HEAD) as part:
-        head.to("cpu").half().save_pretrained(part)
-        (part / "calibration.json").write_text(json.dumps(found, indent=1) + "\n")
-    model.write_index(folder, head=True)
-    return found
 
 
 def _store(data: Sequence[str], split: str, model: Model, cache: Path | None) -> Store | None:
