@@ -46,7 +46,11 @@ class Visitor {
     await this.page.waitForFunction(() => document.querySelector('async-painter[mode="hole"]').image);
   }
 
-  tab(name) { return this.page.getByRole("tab", { name }).click(); }
+  // gradio makes what is on a tab when it is first opened, and gives each control its value a moment after it is there
+  async tab(name) {
+    await this.page.getByRole("tab", { name }).click();
+    await this.page.evaluate(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))));
+  }
 
   // a number beside a slider, or a number alone
   async set(id, value) {
