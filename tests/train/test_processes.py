@@ -10,9 +10,12 @@ import time
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from asyncpatch.cli import app
 from asyncpatch.train import checkpoint
 from asyncpatch.train.config import Recipe
+from asyncpatch.train.run import leave
 from asyncpatch.train.watch import read_log
 from runs import TINY, TINY_VQ, losses, options_of, tensors_of
 
@@ -178,8 +181,25 @@ def test_two_processes_stop_together_and_at_once(data, tmp_path):
     assert "SIGTERM: saved step" in said
     step = int(said.split("saved step ")[1].split()[0])
     assert checkpoint.all_in(run / "checkpoints")[-1].name == f"step-{step:08d}"
-    assert ran(data, run, "--steps", str(step + 1), "--resume", processes=2).returncode == 0
+    again = ran(data, run, "--steps", str(step + 1), "--resume", processes=2)
+    assert again.returncode == 0, again.stderr
     assert len(losses(run)) == step + 1
+
+
+def test_processes_part_before_they_exit(data, tmp_path, monkeypatch):
+    """Finished or stopped; one that does not may be aborted as it exits."""
+    left = []
+    with monkeypatch.context() as there:
+        there.setattr("torch.distributed.is_initialized", lambda: True)
+        there.setattr("torch.distributed.destroy_process_group", lambda: left.append(True))
+        leave()
+    monkeypatch.setattr("asyncpatch.train.run.leave", lambda: left.append(False))
+    for run, more, whole in (("whole", ["--steps", "1"], True), ("part", ["--minutes", "0"], False)):
+        call = command(data, tmp_path / run, *more)
+        ended = CliRunner().invoke(app, call[call.index("asyncpatch") + 1 :])
+        assert ended.exit_code == 0
+        assert ended.stdout.startswith("done: ") == whole
+    assert left == [True, False, False]
 
 
 @pytest.fixture(autouse=True)

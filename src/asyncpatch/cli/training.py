@@ -113,7 +113,9 @@ def _train(
             )
         chosen = base.changed(given)
         model = running.train(chosen, data, run, init=init, resume=resume, cache=cache, minutes=minutes)
+        running.leave()
     except Stopped as stopped:
+        running.leave()
         typer.secho(str(stopped), err=True)
         raise typer.Exit(stopped.code) from None
     except (DataError, ValueError, OSError) as error:

@@ -273,6 +273,13 @@ def make_accelerator(recipe: Training) -> Accelerator:
     return accelerator
 
 
+def leave() -> None:
+    """The last thing that a process does which trained beside others: one that exits while threads of its group still
+    hold tensors may be aborted (seen, if rarely, with gloo)."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def _check(recipe: Training, accelerator: Accelerator) -> None:
     """What can be known to be wrong before any work is done."""
     rows = share_of(accelerator).rows(recipe.batch)
