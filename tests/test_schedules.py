@@ -236,5 +236,19 @@ def test_answers_are_needed_where_a_token_moves_and_nowhere_else():
         assert torch.equal(schedule.needs(k, t)[0, 0], (groups == k // 2) & (hole[0, 0] > 0))
         t = schedule.next(k, t, None)
     assert not t.any()
-    whole = synchronous(4)
-    assert whole.needs(3, whole.at(0.75, torch.zeros(2, 3, 4, 4))).all()
+
+
+@pytest.mark.parametrize("order", [0.0, torch.tensor(0.0)])
+def test_those_that_go_together_are_all_needed_all_the_time(order):
+    """None says so without a look at the device; it must not be said of others."""
+    start = torch.tensor([[1.0, 0.3], [0.0, 0.7]])[None, None]
+    schedule = from_map(start, order, 1.0, 4)
+    t = schedule.start(torch.zeros(1, 1, 2, 2))
+    for k in range(4):
+        needed = schedule.needs(k, t)
+        assert needed is None if isinstance(order, float) else torch.equal(needed, start > 0)
+        s = schedule.next(k, t, None)
+        assert torch.equal(s < t, start > 0)
+        t = s
+    for other in (from_map(1.0, 0.5, 1.0, 4), from_map(1.0, 0.0, 0.5, 4), from_map(1.0, 0.0, torch.ones(()), 4)):
+        assert other.needs(0, other.start(t)) is not None

@@ -257,6 +257,9 @@ def test_a_picture_is_only_asked_where_its_own_hole_is():
         assert torch.equal(out.x[0, :, 8:], z[0, :, 8:])
         assert not torch.equal(out.x[0, :, :8, :8], z[0, :, :8, :8])
         assert not torch.equal(out.x[batch - 1, :, 24:, 24:], z[batch - 1, :, 24:, 24:])
+    assert windows.asked() == windows.asked(hole > 0) == 2
+    with pytest.raises(ValueError, match="without a hole"):
+        Windows(asked, size=8).asked()
     one = Windows(asked, size=8, stride=8, hole=hole[:1])
     assert one.asked(torch.ones(5, 1, 32, 32) > 0) == 5
 

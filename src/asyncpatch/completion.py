@@ -168,7 +168,7 @@ class Completion:
                 tokens = self._tokens(stage)
                 windows = self._windowed(tokens)
                 if order is None or number or not stage.steps:
-                    total += stage.steps * windows.asked(tokens.start > 0)
+                    total += stage.steps * windows.asked()
                     continue
                 schedule = self._ordered(tokens, order)
                 t = schedule.start(tokens.start)
@@ -285,7 +285,7 @@ class _Beside:
     def ask(self, k: int, t: Tensor, /) -> bool | None:
         return self.schedule.ask(k, self._own(t))
 
-    def needs(self, k: int, t: Tensor) -> Tensor:
+    def needs(self, k: int, t: Tensor) -> Tensor | None:
         own = self._own(t)
         needs = getattr(self.schedule, "needs", None)
         return own > 0 if needs is None else needs(k, own)
@@ -333,7 +333,7 @@ def halvings(hole: Tensor, side: int, window: int, wait: Tensor | None = None, w
     the hole is further than a quarter of a window from what is known. (What waits is not known.)"""
     unknown = hole if wait is None else hole + wait
     scales = 0
-    if bool((hole >= UNKNOWN).any()):
+    if side > window and bool((hole >= UNKNOWN).any()):
         while side > window * 2**scales:
             near = _near(reduced_hole(unknown, 2**scales) < UNKNOWN, window // 4, wrap)
             if bool((near | (reduced_hole(hole, 2**scales) < UNKNOWN)).all()):
@@ -395,6 +395,8 @@ def boxes(hole: Tensor, window: int) -> list[Box]:
     Where the hole is first filled at 1/f, a box has a context of f eighths of a window on each side, and is no smaller
     than f windows where the picture is not.
     """
+    if max(hole.shape) <= window:
+        return [Box(0, 0, *hole.shape)] if bool((hole > 0).any()) else []
     found = [_around(hole, part, window) for part in _parts(hole > 0, max(8, window // 4))]
     merged: list[Box] = []
     while found:

@@ -74,8 +74,9 @@ class Schedule(Protocol):
     Open-loop schedules use only ``k``, so nothing ever waits for the device. Closed-loop ones may look at
     the time field and at the denoiser's answer. One that never raises a time may say so with an attribute
     ``falls = True``: then noise is drawn only for steps that are random by themselves. One that knows beforehand where
-    the answer at visit ``k`` will be needed may say so with a method ``needs(k, t)``, a field of booleans: the loop
-    hands it on as ``Cond.wanted``, and denoisers that can (``windows.Windows``) do no more than is wanted.
+    the answer at visit ``k`` will be needed may say so with a method ``needs(k, t)``, a field of booleans, or None for
+    all that it ever moves: the loop hands it on as ``Cond.wanted``, and denoisers that can (``windows.Windows``) do no
+    more than is wanted.
     """
 
     def start(self, z: Tensor, /) -> Tensor:

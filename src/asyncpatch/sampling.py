@@ -110,8 +110,8 @@ def sample(
     last: Visit | None = None
     k = 0
     while (ask := schedule.ask(k, t)) is not None:
-        if needs is not None:
-            told = (cond or Cond())._replace(wanted=field(needs(k, t)))
+        wanted = None if needs is None else needs(k, t)
+        told = cond if wanted is None else (cond or Cond())._replace(wanted=field(wanted))
         now = Visit(z, t, denoise(z, t) if ask else None)
         if callback is not None and _stops(callback(now)):
             return z

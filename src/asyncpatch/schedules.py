@@ -63,6 +63,11 @@ class Pace:
                 )
         return self.start * ((self.end - u) / (self.end - self.begin)).clamp(0.0, 1.0)
 
+    @property
+    def together(self) -> bool:
+        """Whether no token waits for another: all are under way from the first visit to the last."""
+        return isinstance(self.begin, float) and isinstance(self.end, float) and self.begin <= 0.0 and self.end >= 1.0
+
     def to(self, device: torch.device | str) -> Pace:
         maps = (getattr(self, each.name) for each in fields(self))
         return Pace(*(value.to(device) if isinstance(value, Tensor) else value for value in maps))
@@ -95,8 +100,10 @@ class OpenLoop:
     def next(self, k: int, t: Tensor, out: Denoised | None, /) -> Tensor:
         return self.at((k + 1) / self.steps, t)
 
-    def needs(self, k: int, t: Tensor) -> Tensor:
+    def needs(self, k: int, t: Tensor) -> Tensor | None:
         """Where the answer at visit ``k`` is needed: what stays where it is, finished or not yet begun, needs none."""
+        if isinstance(self.tau, Pace) and self.tau.together:
+            return None
         return self.next(k, t, None) < t
 
     def to(self, device: torch.device | str) -> OpenLoop:

@@ -94,10 +94,14 @@ class Windows:
             self._known[key] = found
         return self._known[key]
 
-    def asked(self, wanted: Tensor) -> int:
-        """How many windows the denoiser is asked about where answers are wanted, [B, 1, H, W]."""
-        height, width = wanted.shape[2:]
-        places = _wanted(self.places(height, width, wanted.device), wanted)
+    def asked(self, wanted: Tensor | None = None) -> int:
+        """How many windows the denoiser is asked about where answers are wanted, [B, 1, H, W]; without that, wherever
+        there is a hole."""
+        like = self.hole if wanted is None else wanted
+        if like is None:
+            raise ValueError("without a hole, how many windows are asked depends on what is wanted")
+        height, width = like.shape[2:]
+        places = _wanted(self.places(height, width, like.device), wanted)
         return sum(place.whom.count(True) for place in places)
 
     def _spans(self, length: int) -> list[Tensor]:
