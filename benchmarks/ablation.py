@@ -7,13 +7,16 @@
 ``train`` gives each of VARIANTS the recipe ``ablation64_23m``; given again it goes on where it was stopped.
 ``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
 rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
-too, to be compared with. Cells are kept, and may be computed on several machines. ``tables`` writes OUT/results.md and
-OUT/results.png from whatever is there. ``--quick`` does it all in minutes on a CPU, to see that it works.
+too, with input guidance and without, to be compared with. The AsyncPatch network also fills squares under several class
+and input guidances, in 500 pictures and 25 steps. Cells are kept, and may be computed on several machines. ``tables``
+writes OUT/results.md, OUT/results.png and OUT/guidance.png from whatever is there. ``--quick`` does it all in minutes
+on a CPU, to see that it works.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,13 +26,13 @@ from typing import Any
 import torch
 
 from asyncpatch import recipes
-from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Result, paired
+from asyncpatch.evaluation import FREE, OURS, RIVALS, SAMPLES, SUPERVISED, Cell, Result, guidance_plot, paired
 from asyncpatch.settings import Settings
 from asyncpatch.train.config import MIXED
 from asyncpatch.train.run import train
 from evaluating import SET, line, opened
 
-BASELINE = "baseline"
+BASELINE, SWEPT = "baseline", "asyncpatch"
 VARIANTS: dict[str, dict[str, Any]] = {
     BASELINE: {"times": "global"},
     "independent": {"times": "independent"},
@@ -39,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
     "mixture": {"times": MIXED},
 }
+CLASS_GUIDANCES, INPUT_GUIDANCES = (0.0, 0.5, 1.5), (0.0, 0.5, 1.0, 2.0)
 KINDS = ("extrema", "square", "thin", "wide")
 PUBLISHED_FID = {BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77}
 """FID of 50,000 samples of the paper's 600M network on ImageNet-64: another measure, network and set."""
@@ -53,17 +57,21 @@ PUBLISHED_LPIPS = {
 
 def cells(name: str, quick: bool) -> list[Cell]:
     """What is computed of a variant."""
-    many, few, samples = (4, 2, 10) if quick else (1000, 250, 10_000)
+    many, some, few, samples = (4, 3, 2, 10) if quick else (1000, 500, 250, 10_000)
     steps, batch = (2, 8) if quick else (50, 250)
     plain = Settings(steps=steps, batch=batch)
     own = SUPERVISED if name == SUPERVISED else OURS
     found = [Cell(SET, SAMPLES, own, plain, samples)]
     for kind in KINDS:
-        for how in (plain, replace(plain, input_guidance=1.0)):
-            found += [Cell(SET, kind, own, how, count) for count in (many, few)]
-        if name == BASELINE:
-            rivals = ("ddrm", "ddnm") if quick else [each for each in RIVALS if each != SUPERVISED]
-            found += [Cell(SET, kind, rival, Settings(batch=batch), few) for rival in rivals]
+        found += [Cell(SET, kind, own, plain, many), Cell(SET, kind, own, plain, few)]
+        found.append(Cell(SET, kind, own, replace(plain, input_guidance=1.0), few))
+    if name == SWEPT:
+        for first, second in itertools.product(CLASS_GUIDANCES, INPUT_GUIDANCES):
+            how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
+            found.append(Cell(SET, "square", own, how, some))
+    if name == BASELINE:
+        rivals = ("ddrm", "ddnm") if quick else [each for each in RIVALS if each != SUPERVISED]
+        found += [Cell(SET, kind, rival, Settings(batch=batch), few) for rival in rivals for kind in KINDS]
     return found
 
 
@@ -95,6 +103,8 @@ def tables(given: argparse.Namespace) -> None:
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     plot(found, given.output / "results.png")
+    many, few = sizes(found)
+    guidance_plot([row for row in found[SWEPT] if row["pictures"] not in (many, few)], given.output / "guidance.png")
 
 
 def one(rows: Iterable[Result], **wanted: Any) -> Result | None:
@@ -157,7 +167,7 @@ def inpainting(found: dict[str, list[Result]]) -> list[str]:
     near = [line(*head, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 7)]
     like = [line(*head, *KINDS), line(*["---"] * 7)]
     for title, name, which in methods(found):
-        count = many if which["method"] in FREE else few
+        count = few if which["method"] not in FREE or which["input_guidance"] else many
         rows = [one(found[name], what=kind, pictures=count, **which) for kind in KINDS]
         same = [one(found[name], what=kind, pictures=few, **which) for kind in KINDS]
         there = next((row for row in rows if row is not None), None)
@@ -237,7 +247,7 @@ def main() -> None:
     options.add_argument("--lpips", type=Path)
     options.add_argument("--cache", type=Path)
     options.add_argument("--quick", action="store_true")
-    given = options.parse_args()
+    given = options.parse_intermixed_args()
     given.names = given.names or list(VARIANTS)
     if unknown := set(given.names) - set(VARIANTS):
         options.error(f"there is no variant {', '.join(sorted(unknown))}")

@@ -28,7 +28,7 @@ def lines(tmp_path, capsys):
     made = {
         "baseline": [samples(10.0), cell("thin", OURS, 8, 0.5), cell("thin", "repaint", 4, 0.2, calls=2410.0)],
         "asyncpatch": [samples(11.0), cell("thin", OURS, 8, 0.11), cell("thin", OURS, 4, 0.15),
-                       cell("thin", OURS, 8, 0.1, 1.0, 100.0), cell("wide", OURS, 4, 0.3)],
+                       cell("thin", OURS, 4, 0.1, 1.0, 100.0), cell("wide", OURS, 4, 0.3)],
         "supervised": [samples(12.0), cell("thin", "supervised", 8, 0.09)],
     }  # fmt: skip
     for name, cells in made.items():
@@ -47,7 +47,7 @@ def test_every_figure_is_in_its_place(lines):
     assert "| supervised | 10,000 | 12.00 | 1.00 ± 0.10 | 0.500 | 0.250 |  |" in lines
     assert "| asyncpatch | 8 | 50 |  (0.229) |  (0.088) | 0.1100 ± 0.0010 (0.041) |  (0.078) |" in lines
     assert "| asyncpatch | 4 | 50 |  |  | 15.0, 3.00 dB | 30.0, 6.00 dB |" in lines  # as many as the rivals'
-    assert "| asyncpatch, input guidance 1 | 8 | 100 |  |  | 0.1000 ± 0.0010 |  |" in lines
+    assert "| asyncpatch, input guidance 1 | 4 | 100 |  |  | 0.1000 ± 0.0010 |  |" in lines
     assert "| baseline, asked with a time per pixel | 8 | 50 |  |  | 0.5000 ± 0.0010 |  |" in lines
     assert "| supervised | 8 | 50 |  |  | 0.0900 ± 0.0010 |  |" in lines
     assert "| repaint on the baseline | 4 | 2,410 |  |  | 20.0, 4.00 dB |  |" in lines
@@ -77,3 +77,8 @@ def test_what_is_computed_of_each():
         rivals = {each.method for each in found} - {OURS, "supervised"}
         assert rivals == ({"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"} if name == "baseline" else set())
         assert all(each.count == 250 for each in found if each.method in rivals)
+        swept = [each for each in found if each.count == 500]
+        assert len({each.settings for each in swept}) == len(swept) == (12 if name == "asyncpatch" else 0)
+        plain = [each for each in found if each.count in (250, 1000) and each.method not in rivals]
+        guided = [each.count for each in plain if each.settings.input_guidance]
+        assert (len(plain), guided) == (12, [250] * 4)
