@@ -4,13 +4,17 @@
     python benchmarks/ablation.py evaluate --data SET -o OUT --lpips FILE [NAME ...]
     python benchmarks/ablation.py tables -o OUT
 
-``train`` gives each of VARIANTS the recipe ``ablation64_23m``; given again it goes on where it was stopped.
+``train`` gives each variant the recipe ``ablation64_23m``; given again it goes on where it was stopped.
 ``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
 rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
 too, with input guidance and without, to be compared with. The AsyncPatch network also fills squares under several class
 and input guidances, in 500 pictures and 25 steps. Cells are kept, and may be computed on several machines. ``tables``
 writes OUT/results.md, OUT/results.png and OUT/guidance.png from whatever is there. ``--quick`` does it all in minutes
 on a CPU, to see that it works.
+
+With ``--latents`` all three are about models of the latents of an autoencoder (``train --autoencoder FOLDER``), at
+128x128, as in the paper's tables of those: AsyncPatch, the baseline with RePaint, and supervised, all on 1,000
+pictures.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,44 +37,85 @@ from asyncpatch.train.run import train
 from evaluating import SET, line, opened
 
 BASELINE, SWEPT = "baseline", "asyncpatch"
-VARIANTS: dict[str, dict[str, Any]] = {
+KINDS = ("extrema", "square", "thin", "wide")
+CLASS_GUIDANCES, INPUT_GUIDANCES = (0.0, 0.5, 1.5), (0.0, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is trained and compared, and what the paper has to set beside it."""
+
+    variants: dict[str, dict[str, Any]]
+    """By name, how its recipe differs."""
+    rivals: tuple[str, ...]
+    """That fill holes with the baseline's network."""
+    few: int
+    """Pictures in which they do, of the 1,000 that the others fill."""
+    sweep: bool
+    """Over guidances."""
+    fids: dict[str, float]
+    papers_fid: str
+    lpips: dict[str, tuple[float, float, float, float]]
+    """By kind of hole, in the order of KINDS."""
+    papers_lpips: str
+
+
+_COMMON = {
     BASELINE: {"times": "global"},
-    "independent": {"times": "independent"},
-    "perlin": {"times": "perlin"},
-    "patchwise": {"times": "patchwise"},
     "asyncpatch": {"times": "asyncpatch"},
     SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
-    "mixture": {"times": MIXED},
 }
-CLASS_GUIDANCES, INPUT_GUIDANCES = (0.0, 0.5, 1.5), (0.0, 0.5, 1.0, 2.0)
-KINDS = ("extrema", "square", "thin", "wide")
-PUBLISHED_FID = {BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77}
-"""FID of 50,000 samples of the paper's 600M network on ImageNet-64: another measure, network and set."""
-PUBLISHED_LPIPS = {
-    "repaint": (0.282, 0.106, 0.053, 0.097),
-    "perlin": (0.225, 0.085, 0.039, 0.075),
-    "patchwise": (0.228, 0.087, 0.041, 0.078),
-    "asyncpatch": (0.229, 0.088, 0.041, 0.078),
-}
-"""LPIPS by kind of hole of its 60M network there; RePaint is on the baseline."""
+PIXELS = Suite(
+    variants={
+        BASELINE: _COMMON[BASELINE],
+        "independent": {"times": "independent"},
+        "perlin": {"times": "perlin"},
+        "patchwise": {"times": "patchwise"},
+        "asyncpatch": _COMMON["asyncpatch"],
+        SUPERVISED: _COMMON[SUPERVISED],
+        "mixture": {"times": MIXED},
+    },
+    rivals=tuple(each for each in RIVALS if each != SUPERVISED),
+    few=250,
+    sweep=True,
+    fids={BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77},
+    papers_fid="of 50,000 samples of a network of 600M on ImageNet at 64x64",
+    lpips={
+        "repaint": (0.282, 0.106, 0.053, 0.097),
+        "perlin": (0.225, 0.085, 0.039, 0.075),
+        "patchwise": (0.228, 0.087, 0.041, 0.078),
+        "asyncpatch": (0.229, 0.088, 0.041, 0.078),
+    },
+    papers_lpips="on ImageNet at 64x64 with a network of 60M",
+)
+LATENTS = Suite(
+    variants=_COMMON,
+    rivals=("repaint",),
+    few=1000,
+    sweep=False,
+    fids={BASELINE: 8.24, "asyncpatch": 8.06},
+    papers_fid="of 50,000 samples of a latent network of 600M on ImageNet at 256x256",
+    lpips={"repaint": (0.504, 0.206, 0.202, 0.198), "asyncpatch": (0.413, 0.162, 0.133, 0.152)},
+    papers_lpips="on ImageNet at 256x256 with a latent network of 600M",
+)
 
 
-def cells(name: str, quick: bool) -> list[Cell]:
+def cells(suite: Suite, name: str, quick: bool) -> list[Cell]:
     """What is computed of a variant."""
-    many, some, few, samples = (4, 3, 2, 10) if quick else (1000, 500, 250, 10_000)
+    many, some, few, samples = (4, 3, 2, 10) if quick else (1000, 500, suite.few, 10_000)
     steps, batch = (2, 8) if quick else (50, 250)
     plain = Settings(steps=steps, batch=batch)
     own = SUPERVISED if name == SUPERVISED else OURS
     found = [Cell(SET, SAMPLES, own, plain, samples)]
     for kind in KINDS:
-        found += [Cell(SET, kind, own, plain, many), Cell(SET, kind, own, plain, few)]
+        found += [Cell(SET, kind, own, plain, count) for count in sorted({many, few}, reverse=True)]
         found.append(Cell(SET, kind, own, replace(plain, input_guidance=1.0), few))
-    if name == SWEPT:
+    if suite.sweep and name == SWEPT:
         for first, second in itertools.product(CLASS_GUIDANCES, INPUT_GUIDANCES):
             how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
             found.append(Cell(SET, "square", own, how, some))
     if name == BASELINE:
-        rivals = ("ddrm", "ddnm") if quick else [each for each in RIVALS if each != SUPERVISED]
+        rivals = [each for each in suite.rivals if not quick or each in ("ddrm", "ddnm")]
         found += [Cell(SET, kind, rival, Settings(batch=batch), few) for rival in rivals for kind in KINDS]
     return found
 
@@ -79,16 +124,19 @@ def train_all(given: argparse.Namespace) -> None:
     recipe = recipes.smoke() if given.quick else recipes.ablation64_23m()
     if given.quick:
         recipe = replace(recipe, steps=10, resolution=32)
+    if given.latents:
+        recipe = replace(recipe, autoencoder=str(given.autoencoder), resolution=64 if given.quick else 128)
     for name in given.names:
-        print(f"{name}: {VARIANTS[name]}", flush=True)
-        train(replace(recipe, **VARIANTS[name]), [given.data], given.output / name, resume=True, cache=given.cache)
+        how = given.suite.variants[name]
+        print(f"{name}: {how}", flush=True)
+        train(replace(recipe, **how), given.data, given.output / name, resume=True, cache=given.cache)
         print(f"{name} is trained", flush=True)
 
 
 def evaluate_all(given: argparse.Namespace) -> None:
     for name in given.names:
         work = opened(given.output / name / "model", given.output / name / "evaluation", given)
-        for cell in cells(name, given.quick):
+        for cell in cells(given.suite, name, given.quick):
             found = work.result(cell)
             said = {key: found[key] for key in ("frechet", "lpips", "calls", "seconds") if key in found}
             print(name, cell.what, cell.method, cell.count, said, flush=True)
@@ -97,9 +145,9 @@ def evaluate_all(given: argparse.Namespace) -> None:
 def tables(given: argparse.Namespace) -> None:
     found = {
         name: [json.loads(file.read_text()) for file in sorted((given.output / name).glob("evaluation/cells/*.json"))]
-        for name in VARIANTS
+        for name in given.suite.variants
     }
-    lines = [*generation(found), "", *inpainting(found), "", *comparison(found)]
+    lines = [*generation(given.suite, found), "", *inpainting(given.suite, found), "", *comparison(given.suite, found)]
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     plot(found, given.output / "results.png")
@@ -128,18 +176,18 @@ def mean_of(row: Result | None, key: str) -> str:
     return "" if row is None or key not in row else f"{row[key][0]:.4f} ± {row[key][1]:.4f}"
 
 
-def generation(found: dict[str, list[Result]]) -> list[str]:
+def generation(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     titles = ("trained with", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID")
     lines = [
         "New pictures. The Fréchet distance is in the features of EfficientNet-Lite0, and no FID; the paper's FID is "
-        "that of another network on ImageNet: only the order of the rows can be compared. One training of each.", "",
+        f"{suite.papers_fid}: only the order of the rows can be compared. One training of each.", "",
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
     for name, rows in found.items():
         row = one(rows, what=SAMPLES)
         if row is not None:
             kernel = f"{1000 * row['kernel'][0]:.2f} ± {1000 * row['kernel'][1]:.2f}"
-            published = f"{PUBLISHED_FID[name]:.2f}" if name in PUBLISHED_FID else ""
+            published = f"{suite.fids[name]:.2f}" if name in suite.fids else ""
             lines.append(
                 line(name, f"{row['pictures']:,}", f"{row['frechet']:.2f}", kernel, f"{row['precision']:.3f}",
                      f"{row['recall']:.3f}", published)
@@ -147,26 +195,26 @@ def generation(found: dict[str, list[Result]]) -> list[str]:
     return lines
 
 
-def methods(found: dict[str, list[Result]]) -> list[tuple[str, str, dict[str, Any]]]:
+def methods(suite: Suite) -> list[tuple[str, str, dict[str, Any]]]:
     """Rows of the table of holes: their title, the variant, and which of its cells."""
     listed: list[tuple[str, str, dict[str, Any]]] = []
-    for name in found:
+    for name in suite.variants:
         for guidance in (0.0, 1.0):
-            title = name if name != BASELINE else f"{BASELINE}, asked with a time per pixel"
+            title = name if name != BASELINE else f"{BASELINE}, asked with a time per token"
             own = {"method": SUPERVISED if name == SUPERVISED else OURS, "input_guidance": guidance}
             listed.append((f"{title}, input guidance 1" if guidance else title, name, own))
-    listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in RIVALS if each != SUPERVISED]
+    listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in suite.rivals]
     return listed
 
 
-def inpainting(found: dict[str, list[Result]]) -> list[str]:
+def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     """Two tables: LPIPS, the paper's beside; Fréchet distance and PSNR, of equally many pictures, for the first of
     these depends on how many there are."""
     many, few = sizes(found)
     head = ("method", "pictures", "calls")
     near = [line(*head, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 7)]
     like = [line(*head, *KINDS), line(*["---"] * 7)]
-    for title, name, which in methods(found):
+    for title, name, which in methods(suite):
         count = few if which["method"] not in FREE or which["input_guidance"] else many
         rows = [one(found[name], what=kind, pictures=count, **which) for kind in KINDS]
         same = [one(found[name], what=kind, pictures=few, **which) for kind in KINDS]
@@ -175,22 +223,22 @@ def inpainting(found: dict[str, list[Result]]) -> list[str]:
             continue
         calls = f"{there['calls']:,.0f}"
         key = name if which["method"] in FREE else which["method"]
-        published = None if which.get("input_guidance") else PUBLISHED_LPIPS.get(key)
+        published = None if which.get("input_guidance") else suite.lpips.get(key)
         papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
         texts = [mean_of(row, "lpips") + paper for row, paper in zip(rows, papers, strict=True)]
         near.append(line(title, f"{count:,}", calls, *texts))
         texts = ["" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in same]
         like.append(line(title, f"{few:,}", calls, *texts))
     return [
-        "LPIPS ± standard error over pictures (in brackets the paper's, on ImageNet-64 with a network of 60M). The "
-        f"supervised network was trained on {VARIANTS[SUPERVISED]['holes'].replace(',', ', ')} holes: extrema are new "
-        "to it.", "", *near, "",
+        f"LPIPS ± standard error over pictures (in brackets the paper's, {suite.papers_lpips}). The supervised network "
+        f"was trained on {suite.variants[SUPERVISED]['holes'].replace(',', ', ')} holes: extrema are new to it.", "",
+        *near, "",
         "Fréchet distance to the training set (EfficientNet-Lite0) and PSNR in the hole, of the same pictures for all:",
         "", *like,
     ]  # fmt: skip
 
 
-def comparison(found: dict[str, list[Result]]) -> list[str]:
+def comparison(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     """LPIPS against RePaint on the baseline, picture by picture."""
     titles = ("method", "calls, of RePaint's", *KINDS)
     lines = [
@@ -199,7 +247,7 @@ def comparison(found: dict[str, list[Result]]) -> list[str]:
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
     repaint = {kind: one(found[BASELINE], what=kind, method="repaint") for kind in KINDS}
-    for title, name, which in methods(found):
+    for title, name, which in methods(suite):
         texts, calls = [], ""
         for kind, theirs in repaint.items():
             row = theirs and one(found[name], what=kind, pictures=theirs["pictures"], **which)
@@ -241,15 +289,20 @@ def plot(found: dict[str, list[Result]], file: Path) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("what", choices=("train", "evaluate", "tables"))
-    options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(VARIANTS)} [default: all]")
-    options.add_argument("--data", default="shapes")
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PIXELS.variants)} [default: all]")
+    options.add_argument("--data", action="append", help="may be given several times [default: shapes]")
     options.add_argument("-o", "--output", type=Path, required=True)
     options.add_argument("--lpips", type=Path)
     options.add_argument("--cache", type=Path)
     options.add_argument("--quick", action="store_true")
+    options.add_argument("--latents", action="store_true")
+    options.add_argument("--autoencoder", type=Path)
     given = options.parse_intermixed_args()
-    given.names = given.names or list(VARIANTS)
-    if unknown := set(given.names) - set(VARIANTS):
+    given.data, given.suite = given.data or ["shapes"], LATENTS if given.latents else PIXELS
+    given.names = given.names or list(given.suite.variants)
+    if given.what == "train" and given.latents != (given.autoencoder is not None):
+        options.error("--latents and --autoencoder go together")
+    if unknown := set(given.names) - set(given.suite.variants):
         options.error(f"there is no variant {', '.join(sorted(unknown))}")
     {"train": train_all, "evaluate": evaluate_all, "tables": tables}[given.what](given)
 

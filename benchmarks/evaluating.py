@@ -17,12 +17,12 @@ SET = "held out"
 
 
 def opened(model: Path, folder: Path, given: argparse.Namespace) -> Evaluation:
-    """An evaluation of a model on ``given.data``, into a folder; with ``given.quick`` of whatever there is."""
+    """An evaluation of a model on all of ``given.data``, into a folder; with ``given.quick`` of whatever there is."""
     pipeline = AsyncPatchPipeline.from_pretrained(model).prepare(compiled=torch.cuda.is_available())
     side = pipeline.model.resolution
-    held, training = (open_split([given.data], split, side, given.cache) for split in ("validation", "train"))
+    held, training = (open_split(given.data, split, side, given.cache) for split in ("validation", "train"))
     if training is None or (held is None and not given.quick):
-        raise ValueError(f"{given.data} needs a training and a validation split")
+        raise ValueError(f"{', '.join(given.data)} needs a training and a validation split")
     weights = given.lpips or lpips_file()
     if weights is None and not given.quick:
         raise ValueError("LPIPS needs its weights: --lpips FILE, or $ASYNCPATCH_LPIPS")

@@ -229,7 +229,7 @@ def explain(given: argparse.Namespace) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("what", choices=("evaluate", "tables", "explain"))
-    options.add_argument("--data", default="shapes")
+    options.add_argument("--data", action="append", help="may be given several times [default: shapes]")
     options.add_argument("--model", type=Path)
     options.add_argument("-o", "--output", type=Path, default=Path("pacing"))
     options.add_argument("--lpips", type=Path)
@@ -238,6 +238,7 @@ def main() -> None:
     options.add_argument("--shard", default="1/1")
     options.add_argument("--quick", action="store_true")
     given = options.parse_args()
+    given.data = given.data or ["shapes"]
     {"evaluate": evaluate, "tables": tables, "explain": explain}[given.what](given)
 
 

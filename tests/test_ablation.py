@@ -36,7 +36,7 @@ def lines(tmp_path, capsys):
         folder.mkdir(parents=True)
         for k, each in enumerate(cells):
             (folder / f"{k}.json").write_text(json.dumps(each))
-    ablation.tables(argparse.Namespace(output=tmp_path))
+    ablation.tables(argparse.Namespace(output=tmp_path, suite=ablation.PIXELS))
     assert (tmp_path / "results.md").read_text() == capsys.readouterr().out
     assert not (tmp_path / "results.png").exists()  # three kinds are missing
     return [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("| ")]
@@ -48,7 +48,7 @@ def test_every_figure_is_in_its_place(lines):
     assert "| asyncpatch | 8 | 50 |  (0.229) |  (0.088) | 0.1100 ± 0.0010 (0.041) |  (0.078) |" in lines
     assert "| asyncpatch | 4 | 50 |  |  | 15.0, 3.00 dB | 30.0, 6.00 dB |" in lines  # as many as the rivals'
     assert "| asyncpatch, input guidance 1 | 4 | 100 |  |  | 0.1000 ± 0.0010 |  |" in lines
-    assert "| baseline, asked with a time per pixel | 8 | 50 |  |  | 0.5000 ± 0.0010 |  |" in lines
+    assert "| baseline, asked with a time per token | 8 | 50 |  |  | 0.5000 ± 0.0010 |  |" in lines
     assert "| supervised | 8 | 50 |  |  | 0.0900 ± 0.0010 |  |" in lines
     assert "| repaint on the baseline | 4 | 2,410 |  |  | 20.0, 4.00 dB |  |" in lines
 
@@ -67,12 +67,12 @@ def test_cells_that_could_be_confused_are_refused(tmp_path):
     for name, value in (("old", 20.0), ("new", 10.0)):
         (folder / f"{name}.json").write_text(json.dumps(samples(value)))
     with pytest.raises(ValueError, match=r"there are 2 cells of .*Remove"):
-        ablation.tables(argparse.Namespace(output=tmp_path))
+        ablation.tables(argparse.Namespace(output=tmp_path, suite=ablation.PIXELS))
 
 
 def test_what_is_computed_of_each():
-    for name in ablation.VARIANTS:
-        found = ablation.cells(name, quick=False)
+    for name in ablation.PIXELS.variants:
+        found = ablation.cells(ablation.PIXELS, name, quick=False)
         assert sum(each.what == SAMPLES and each.count == 10_000 for each in found) == 1
         rivals = {each.method for each in found} - {OURS, "supervised"}
         assert rivals == ({"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"} if name == "baseline" else set())
@@ -82,3 +82,11 @@ def test_what_is_computed_of_each():
         plain = [each for each in found if each.count in (250, 1000) and each.method not in rivals]
         guided = [each.count for each in plain if each.settings.input_guidance]
         assert (len(plain), guided) == (12, [250] * 4)
+
+
+def test_latents_are_compared_on_a_thousand_pictures_by_all():
+    for name in ablation.LATENTS.variants:
+        found = ablation.cells(ablation.LATENTS, name, quick=False)
+        assert {each.count for each in found if each.what != SAMPLES} == {1000}
+        assert ("repaint" in {each.method for each in found}) == (name == "baseline")
+        assert len(set(found)) == len(found) == 9 + 4 * (name == "baseline")

@@ -465,3 +465,11 @@ def test_boxes_that_meet_after_merging_are_merged_again_and_scratches_are_one():
     for k, a in enumerate(found):
         for b in found[k + 1 :]:
             assert a.bottom <= b.top or b.bottom <= a.top or a.right <= b.left or b.right <= a.left
+
+
+def test_a_small_hole_in_a_long_strip_has_a_small_box():
+    hole = torch.zeros(48, 2000)
+    assert boxes(hole, 64) == boxes(hole[:, :64], 64) == []
+    hole[20:28, 1000:1010] = 1
+    assert boxes(hole, 64) == [Box(0, 973, 48, 1037)]
+    assert boxes(hole[:, 1000:1064], 64) == [Box(0, 0, 48, 64)]

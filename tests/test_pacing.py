@@ -26,7 +26,7 @@ def test_it_runs_and_every_figure_is_in_its_place(tiny_model, tmp_path, capsys, 
     head = UncertaintyHead.beside(net)
     Model(net, RectifiedFlow(), "v", 16, ("disc", "square", "triangle"), head).save(folder)
     given = argparse.Namespace(
-        data="shapes", model=folder, output=tmp_path / "out", lpips=None, cache=tmp_path / "cache", batch=16,
+        data=["shapes"], model=folder, output=tmp_path / "out", lpips=None, cache=tmp_path / "cache", batch=16,
         shard="1/1", quick=True,
     )  # fmt: skip
     pacing.evaluate(given)

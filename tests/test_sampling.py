@@ -303,19 +303,23 @@ def test_what_a_schedule_does_not_need_is_never_used(process, make, generator):
 
     def careless(z, t, cond):
         conds.append(cond)
-        return Denoised(torch.where(cond.wanted, denoiser(z, t, None).x, torch.nan))
+        wanted = moved if cond.wanted is None else cond.wanted
+        return Denoised(torch.where(wanted, denoiser(z, t, None).x, torch.nan))
 
     groups = torch.tensor([[0, 1, 2], [2, 1, 0]])
     hole = torch.tensor([[1.0, 1, 0], [0.5, 1, 1]])[None, None]
     x = torch.randn(2, *COLOUR, generator=generator)
     label = torch.tensor([0, -1])
     for schedule in (autoregressive(groups, 3, hole=hole), inpainting(hole, 5), synchronous(4)):
+        moved = schedule.start(x) > 0
         made = [
             sample(who, how, x, step=make(process), cond=Cond(label=label), generator=generators([1, 2]))
             for who, how in ((careless, schedule), (denoiser, Silent(schedule)))
         ]
         assert torch.equal(made[0], made[1])
-    assert all(torch.equal(cond.label, label) and cond.wanted.shape == (2, 1, 2, 3) for cond in conds)
+    assert all(torch.equal(cond.label, label) for cond in conds)
+    assert all(cond.wanted.shape == (2, 1, 2, 3) for cond in conds if cond.wanted is not None)
+    assert {cond.wanted is None for cond in conds} == {True, False}
     silent = []
     sample(
         lambda z, t, cond: silent.append(cond) or denoiser(z, t, None), Silent(synchronous(2)), x, step=ddim(process)
