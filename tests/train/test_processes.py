@@ -187,7 +187,7 @@ def test_two_processes_stop_together_and_at_once(data, tmp_path):
 
 
 def test_processes_part_before_they_exit(data, tmp_path, monkeypatch):
-    """Finished or stopped; one that does not may be aborted as it exits."""
+    """Finished or stopped."""
     left = []
     with monkeypatch.context() as there:
         there.setattr("torch.distributed.is_initialized", lambda: True)

@@ -274,8 +274,8 @@ def make_accelerator(recipe: Training) -> Accelerator:
 
 
 def leave() -> None:
-    """The last thing that a process does which trained beside others: one that exits while threads of its group still
-    hold tensors may be aborted (seen, if rarely, with gloo)."""
+    """The last thing that a process does which trained beside others: PyTorch may abort one that exits while threads of
+    its group (gloo's) still hold tensors."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
