@@ -60,19 +60,14 @@ class Suite:
     papers_lpips: str
 
 
-_COMMON = {
-    BASELINE: {"times": "global"},
-    "asyncpatch": {"times": "asyncpatch"},
-    SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
-}
 PIXELS = Suite(
     variants={
-        BASELINE: _COMMON[BASELINE],
+        BASELINE: {"times": "global"},
         "independent": {"times": "independent"},
         "perlin": {"times": "perlin"},
         "patchwise": {"times": "patchwise"},
-        "asyncpatch": _COMMON["asyncpatch"],
-        SUPERVISED: _COMMON[SUPERVISED],
+        "asyncpatch": {"times": "asyncpatch"},
+        SUPERVISED: {"times": "global", "holes": "square,thin,wide"},
         "mixture": {"times": MIXED},
     },
     rivals=tuple(each for each in RIVALS if each != SUPERVISED),
@@ -89,7 +84,7 @@ PIXELS = Suite(
     papers_lpips="on ImageNet at 64x64 with a network of 60M",
 )
 LATENTS = Suite(
-    variants=_COMMON,
+    variants={name: PIXELS.variants[name] for name in (BASELINE, "asyncpatch", SUPERVISED)},
     rivals=("repaint",),
     few=1000,
     sweep=False,

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asyncpatch.data.sources import open_sources
 from asyncpatch.data.store import open_store
+from asyncpatch.evaluation import spaced
 from asyncpatch.likelihood import SPAN, ElboTerms, elbo, random_path, synchronous_path
 from asyncpatch.likelihood import Path as Along
 from asyncpatch.models.placing import choose_device
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.sampling import generators
-from evaluating import line
+from evaluating import line, pictures
 
 PUBLISHED = (
     ("VDM", "bound", "1,280 M", "2.64"),
@@ -53,14 +53,14 @@ def evaluate(given: argparse.Namespace) -> None:
     pipeline.prepare(given.device, given.precision, compiled=device.type == "cuda")
     model, denoiser = pipeline.model, pipeline.denoiser(given.batch)
     store = open_store(open_sources(given.data, "validation"), model.resolution, cache=given.cache)
-    chosen = torch.arange(len(store))[:: max(1, len(store) // given.count)][: given.count]
+    chosen = spaced(len(store), given.count)
 
-    def bounds(which: Tensor, path: Along, calls: int, span: tuple[float, float] = SPAN) -> list[ElboTerms]:
+    def bounds(which: list[int], path: Along, calls: int, span: tuple[float, float] = SPAN) -> list[ElboTerms]:
+        parts = [which[first : first + given.batch] for first in range(0, len(which), given.batch)]
         return [
-            elbo(denoiser, torch.from_numpy(store.pictures[some.numpy()]).to(device).permute(0, 3, 1, 2) / 127.5 - 1,
-                 process=model.process, path=path, calls=calls, span=span,
-                 generator=generators([int(k) for k in some], device))
-            for some in which.split(given.batch)
+            elbo(denoiser, pictures(store, some, device), process=model.process, path=path, calls=calls, span=span,
+                 generator=generators(some, device))
+            for some in parts
         ]  # fmt: skip
 
     recipe = json.loads((given.run / "config.json").read_text())["recipe"]
@@ -72,12 +72,11 @@ def evaluate(given: argparse.Namespace) -> None:
         "torch": torch.__version__, "paths": rows,
     }  # fmt: skip
     file = given.output / f"{given.run.name}.json"
-    unit = model.resolution**2 * 3 * math.log(2)
     for size in [2**k for k in reversed(range(int(math.log2(model.resolution)) + 1))]:
         path = synchronous_path() if size == model.resolution else random_path(size)
         began = time.perf_counter()
         parts = bounds(chosen, path, given.calls)
-        bits = torch.cat([part.bits_per_dim for part in parts])
+        bits, unit = torch.cat([part.bits_per_dim for part in parts]), float(parts[0].numbers[0]) * math.log(2)
         rows.append({
             "patch": size, "bits": float(bits.mean()), "error": float(bits.std() / len(bits) ** 0.5),
             "prior": float(-torch.cat([part.prior for part in parts]).mean() / unit),
@@ -123,7 +122,7 @@ def precision(given: argparse.Namespace) -> None:
     pipeline = AsyncPatchPipeline.default().prepare(given.device)
     model, device = pipeline.model, pipeline.unet.device
     store = open_store(open_sources(given.data, "validation"), model.resolution, cache=given.cache)
-    x = torch.from_numpy(store.pictures[:1].copy()).to(device).permute(0, 3, 1, 2) / 127.5 - 1
+    x = pictures(store, [0], device)
     print(pipeline.where(), "\n")
     print(line("path", "calls", "bits per dimension", "scatter of one", "standard error, as said"))
     print(line(*["---"] * 5), flush=True)

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from asyncpatch.data.store import open_split
+from asyncpatch.data.store import Store, open_split
 from asyncpatch.evaluation import Evaluation
 from asyncpatch.metrics import LPIPS, lpips_file
 from asyncpatch.pipelines import AsyncPatchPipeline
@@ -29,6 +30,11 @@ def opened(model: Path, folder: Path, given: argparse.Namespace) -> Evaluation:
     lpips = None if weights is None else LPIPS.load(weights).to(pipeline.unet.device)
     sets = {SET: held if held is not None else training}
     return Evaluation(pipeline, folder, sets, training, lpips, 40 if given.quick else 20_000)
+
+
+def pictures(store: Store, which: list[int], device: torch.device) -> Tensor:
+    """Those of a set, [N, 3, H, W] in [-1, 1]."""
+    return torch.from_numpy(store.pictures[which].copy()).permute(0, 3, 1, 2).to(device).float() / 127.5 - 1.0
 
 
 def line(*texts: str) -> str:

@@ -25,7 +25,7 @@ from asyncpatch.evaluation import Likeness, spaced
 from asyncpatch.metrics import LPIPS, LiteFeatures, lpips_file, psnr_in_hole
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.placing import choose_device
-from evaluating import line
+from evaluating import line, pictures
 
 FAR = 9
 """Tokens from the hole, and beyond: counted together."""
@@ -59,10 +59,6 @@ def reach(net: Autoencoder, x: Tensor, hole: Tensor) -> tuple[Tensor, Tensor, Te
     )
     total = torch.zeros(3, FAR + 1, device=x.device)
     return tuple(total[k].scatter_add_(0, away, each) for k, each in enumerate(values))  # type: ignore[return-value]
-
-
-def pictures(store: Store, which: list[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(store.pictures[which].copy()).permute(0, 3, 1, 2).to(device).float() / 127.5 - 1.0
 
 
 @torch.no_grad()

@@ -90,3 +90,38 @@ def test_latents_are_compared_on_a_thousand_pictures_by_all():
         assert {each.count for each in found if each.what != SAMPLES} == {1000}
         assert ("repaint" in {each.method for each in found}) == (name == "baseline")
         assert len(set(found)) == len(found) == 9 + 4 * (name == "baseline")
+
+
+def test_only_the_sweep_goes_into_the_plot_of_guidances(tmp_path, monkeypatch):
+    folder, plotted = tmp_path / "asyncpatch" / "evaluation" / "cells", []
+    folder.mkdir(parents=True)
+    for k, pictures in enumerate((8, 6, 4)):
+        (folder / f"{k}.json").write_text(json.dumps(cell("square", OURS, pictures, 0.1)))
+    monkeypatch.setattr(ablation, "guidance_plot", lambda rows, file: plotted.append((rows, file.name)))
+    ablation.tables(argparse.Namespace(output=tmp_path, suite=ablation.PIXELS))
+    ((rows, name),) = plotted
+    assert ([row["pictures"] for row in rows], name) == ([6], "guidance.png")
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "suite"),
+    [
+        ("evaluate -o out --quick perlin mixture", ["perlin", "mixture"], ablation.PIXELS),
+        ("evaluate --latents -o out", ["baseline", "asyncpatch", "supervised"], ablation.LATENTS),
+    ],
+)
+def test_the_command_line(said, names, suite, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ablation, "evaluate_all", seen.append)
+    monkeypatch.setattr("sys.argv", ["ablation.py", *said.split()])
+    ablation.main()
+    assert (seen[0].names, seen[0].suite, seen[0].data) == (names, suite, ["shapes"])
+
+
+@pytest.mark.parametrize(
+    "said", ["train --latents -o out", "train --autoencoder x -o out", "tables --latents -o o perlin"]
+)
+def test_what_does_not_go_together_is_refused(said, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ablation.py", *said.split()])
+    with pytest.raises(SystemExit):
+        ablation.main()
