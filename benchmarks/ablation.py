@@ -142,12 +142,16 @@ def tables(given: argparse.Namespace) -> None:
         name: [json.loads(file.read_text()) for file in sorted((given.output / name).glob("evaluation/cells/*.json"))]
         for name in given.suite.variants
     }
-    lines = [*generation(given.suite, found), "", *inpainting(given.suite, found), "", *comparison(given.suite, found)]
+    many, few = sizes(found)
+    swept = [row for row in found[SWEPT] if row["what"] != SAMPLES and row["pictures"] not in (many, few)]
+    lines = [
+        *generation(given.suite, found), "", *inpainting(given.suite, found), "", *comparison(given.suite, found), "",
+        *guidances(swept),
+    ]  # fmt: skip
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     plot(found, given.output / "results.png")
-    many, few = sizes(found)
-    guidance_plot([row for row in found[SWEPT] if row["pictures"] not in (many, few)], given.output / "guidance.png")
+    guidance_plot(swept, given.output / "guidance.png")
 
 
 def one(rows: Iterable[Result], **wanted: Any) -> Result | None:
@@ -254,6 +258,22 @@ def comparison(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
             texts.append(f"{change:+.1%} ± {1.96 * error:.1%}")
         if any(texts):
             lines.append(line(title, calls, *texts))
+    return lines
+
+
+def guidances(swept: list[Result]) -> list[str]:
+    if not swept:
+        return []
+    lines = [
+        f"Squares in {swept[0]['pictures']:,} pictures, {swept[0]['settings']['steps']} steps: LPIPS ± standard error, "
+        "Fréchet distance to the training set (EfficientNet-Lite0).", "",
+        line("class guidance", *(f"input guidance {each:g}" for each in INPUT_GUIDANCES)),
+        line(*["---"] * (1 + len(INPUT_GUIDANCES))),
+    ]  # fmt: skip
+    for first in CLASS_GUIDANCES:
+        rows = [one(swept, class_guidance=first, input_guidance=second) for second in INPUT_GUIDANCES]
+        texts = ["" if row is None else f"{mean_of(row, 'lpips')}, {row['frechet']:.1f}" for row in rows]
+        lines.append(line(f"{first:g}", *texts))
     return lines
 
 

@@ -2,18 +2,22 @@
 
 import argparse
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 import ablation
 from asyncpatch.evaluation import OURS, SAMPLES
 
+RECORDED = Path(__file__).parents[1] / "benchmarks" / "results" / "ablation"
+
 
 def cell(what, method, pictures, value, guidance=0.0, calls=50.0):
     spread = [value + 0.01, value - 0.01] * (pictures // 2)
     return {
         "set": "held out", "what": what, "method": method, "pictures": pictures, "calls": calls, "seconds": 0.1,
-        "settings": {"input_guidance": guidance}, "lpips": [value, 0.001], "each": {"lpips": spread},
+        "settings": {"steps": 25, "class_guidance": 0.0, "input_guidance": guidance}, "lpips": [value, 0.001], "each": {"lpips": spread},
         "frechet": 100 * value, "psnr": [20 * value, 0.1], "data": "d",
     }  # fmt: skip
 
@@ -101,6 +105,27 @@ def test_only_the_sweep_goes_into_the_plot_of_guidances(tmp_path, monkeypatch):
     ablation.tables(argparse.Namespace(output=tmp_path, suite=ablation.PIXELS))
     ((rows, name),) = plotted
     assert ([row["pictures"] for row in rows], name) == ([6], "guidance.png")
+
+
+def test_each_pair_of_guidances_stands_in_its_place():
+    class_, input_ = ablation.CLASS_GUIDANCES[1], ablation.INPUT_GUIDANCES[2]
+    swept = [cell("square", OURS, 6, 0.125, input_), cell("square", OURS, 6, 0.25, ablation.INPUT_GUIDANCES[0])]
+    for row in swept:
+        row["settings"]["class_guidance"] = class_
+    table = [line.split("|")[1:-1] for line in ablation.guidances(swept) if line.startswith("|")]
+    row = next(row for row in table if row[0].strip() == f"{class_:g}")
+    assert [text.strip() for text in row[1:]] == ["0.2500 ± 0.0010, 25.0", "", "0.1250 ± 0.0010, 12.5", ""]
+    assert table[0][3].strip() == f"input guidance {input_:g}"
+
+
+def test_the_documented_figures_are_those_recorded(tmp_path, capsys):
+    shutil.copytree(RECORDED, tmp_path / "recorded")
+    ablation.tables(argparse.Namespace(output=tmp_path / "recorded", suite=ablation.PIXELS))
+    computed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    documented = (RECORDED.parents[2] / "docs" / "results.md").read_text().splitlines()
+    assert sum("±" in line for line in computed) >= 6
+    assert [line for line in computed if "±" in line and line not in documented] == []
+    assert [line for line in documented if line.startswith("| ") and line not in computed] == []
 
 
 @pytest.mark.parametrize(

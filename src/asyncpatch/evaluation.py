@@ -473,7 +473,7 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
         return False
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * len(swept), 4), layout="constrained")
+    figure = Figure(figsize=(5 * len(swept), 5), layout="constrained")
     for axes, ((name, kind, features), lines) in zip(
         figure.subplots(1, len(swept), squeeze=False)[0], swept.items(), strict=True
     ):
@@ -483,8 +483,9 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
             for value, across, up in zip(inputs, lpips, frechet, strict=True):
                 axes.annotate(f"{value:g}", (across, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
         axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel=f"Fréchet distance ({features})")
-        axes.legend(title="numbers: input guidance")
-    figure.savefig(file)
+        axes.locator_params(axis="x", nbins=6)
+        axes.legend(title="numbers: input guidance", loc="upper center", bbox_to_anchor=(0.5, -0.15))  # beside no point
+    figure.savefig(file, dpi=120)
     return True
 
 
