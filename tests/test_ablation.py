@@ -17,8 +17,9 @@ def cell(what, method, pictures, value, guidance=0.0, calls=50.0):
     spread = [value + 0.01, value - 0.01] * (pictures // 2)
     return {
         "set": "held out", "what": what, "method": method, "pictures": pictures, "calls": calls, "seconds": 0.1,
-        "settings": {"steps": 25, "class_guidance": 0.0, "input_guidance": guidance}, "lpips": [value, 0.001], "each": {"lpips": spread},
-        "frechet": 100 * value, "psnr": [20 * value, 0.1], "data": "d",
+        "settings": {"steps": 25, "class_guidance": 0.0, "input_guidance": guidance},
+        "lpips": [value, 0.001], "each": {"lpips": spread}, "frechet": 100 * value, "psnr": [20 * value, 0.1],
+        "data": "d",
     }  # fmt: skip
 
 
