@@ -20,9 +20,10 @@ from collections import Counter
 import httpx
 from PIL import Image
 
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
 from asyncpatch.serving.jobs import Workshop
 from asyncpatch.serving.server import serve
+from asyncpatch.shelf import Shelf
 
 
 class Client(threading.Thread):
@@ -65,9 +66,9 @@ class Client(threading.Thread):
 
 def listen(port: int, ready: multiprocessing.Queue[str]) -> None:
     """The server, in a process of its own: the clients must not take its time."""
-    pipeline = AsyncPatchPipeline.default()
-    ready.put(pipeline.where())
-    serve(Workshop(pipeline), "127.0.0.1", port)
+    shelf = Shelf({"usual": shipped_model()}, lambda folder: AsyncPatchPipeline.from_pretrained(folder).prepare())
+    ready.put(shelf["usual"].where())
+    serve(Workshop(shelf), "127.0.0.1", port)
 
 
 def main() -> None:

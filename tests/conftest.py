@@ -58,3 +58,14 @@ def tiny_latent_model(tmp_path_factory):
     codec = Latents(coder, *coder.codebook.moments())
     Model(net, RectifiedFlow(), "v", 32, ("tabby", "cat", "Golden retriever"), codec=codec).save(folder)
     return folder
+
+
+@pytest.fixture
+def two_ship(tiny_model, tiny_latent_model, tmp_path_factory, monkeypatch):
+    """As if both came with the package: "small", which sees 16 pixels, and "large", which sees 32."""
+    root = tmp_path_factory.mktemp("package")
+    (root / "weights").mkdir()
+    (root / "weights" / "small").symlink_to(tiny_model)
+    (root / "weights" / "large").symlink_to(tiny_latent_model)
+    monkeypatch.setattr("asyncpatch.pipelines.__file__", str(root / "src" / "asyncpatch" / "pipelines.py"))
+    monkeypatch.setattr("asyncpatch.pipelines.SHIPPED", ("small", "large"))

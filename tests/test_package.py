@@ -25,7 +25,7 @@ sampling guidance coverage drawing windows environment codecs
 completion likelihood baselines
 models data metrics images settings
 train pipelines
-frames judging evaluation progress request
+frames judging evaluation progress request shelf
 serving
 recipes
 cli

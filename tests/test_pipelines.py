@@ -11,7 +11,7 @@ from asyncpatch.images import ImageError, picture_from
 from asyncpatch.models import placing
 from asyncpatch.models.folder import Model
 from asyncpatch.models.uncertainty import UncertaintyHead
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model, shipped_models
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import synchronous
@@ -68,13 +68,21 @@ def test_the_shipped_model_is_found_in_a_checkout_and_in_a_wheel(tiny_model, tmp
     package = tmp_path / "src" / "asyncpatch"
     package.mkdir(parents=True)
     monkeypatch.setattr(pipelines, "__file__", str(package / "pipelines.py"))
+    monkeypatch.setattr(pipelines, "SHIPPED", ("small", "missing", "large"))
     with pytest.raises(FileNotFoundError, match="--model"):
         shipped_model()
     for place in (tmp_path / "weights", package / "weights"):
         place.mkdir()
-        (place / pipelines.SHIPPED).symlink_to(tiny_model)
-        assert shipped_model() == place / pipelines.SHIPPED
-    assert AsyncPatchPipeline.default("cpu", "fp32").model.labels == ("tabby", "cat", "Golden retriever")
+        for name in ("small", "large"):
+            (place / name).symlink_to(tiny_model)
+        assert shipped_model() == place / "small"
+        assert list(shipped_models().items()) == [("small", place / "small"), ("large", place / "large")]
+    for found in (AsyncPatchPipeline.from_pretrained("large"), AsyncPatchPipeline.default("cpu", "fp32")):
+        assert found.model.labels == ("tabby", "cat", "Golden retriever")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large").mkdir()  # a folder goes before a name
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        AsyncPatchPipeline.from_pretrained("large")
 
 
 # ---- Labels

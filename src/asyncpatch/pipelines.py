@@ -46,7 +46,8 @@ from asyncpatch.settings import (
 )
 from asyncpatch.steps import ddim, heun, multistep
 
-SHIPPED = "asyncpatch-64"
+SHIPPED = ("asyncpatch-64",)
+"""The models that come with this package, the usual one first."""
 ORDERS = {"raster": fields.raster_order, "spiral": fields.spiral_order}
 _PIXELS_AT_ONCE = 1 << 24
 
@@ -173,9 +174,12 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, **options: Any) -> AsyncPatchPipeline:
-        """Read a model folder, or one from the Hugging Face hub. Weights are read from safetensors alone."""
+        """Read a model folder, one that ships by its name, or one from the Hugging Face hub. Weights are read from
+        safetensors alone."""
         if not options.setdefault("use_safetensors", True):
             raise ValueError("weights are read from safetensors alone: use_safetensors=False is refused")
+        if not Path(folder).exists():
+            folder = shipped_models().get(str(folder), folder)
         if Path(folder).exists() and not (Path(folder) / INDEX).is_file():
             raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
         made: AsyncPatchPipeline = super().from_pretrained(str(folder), **options)
@@ -183,7 +187,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     @classmethod
     def default(cls, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
-        """The shipped model, where and how this machine runs it best."""
+        """The usual model that ships, where and how this machine runs it best."""
         return cls.from_pretrained(shipped_model()).prepare(device, precision)
 
     def prepare(
@@ -451,12 +455,19 @@ class AsyncPatchPipeline(DiffusionPipeline):
         )  # fmt: skip
 
 
-def shipped_model() -> Path:
-    """The folder of the model that comes with this package: in a checkout, or installed."""
+def shipped_models() -> dict[str, Path]:
+    """The folders of the models that come with this package, by name, the usual one first: in a checkout, or
+    installed."""
     here = Path(__file__).resolve().parent
-    for folder in (here / "weights" / SHIPPED, here.parents[1] / "weights" / SHIPPED):
-        if (folder / INDEX).is_file():
-            return folder
+    places = here / "weights", here.parents[1] / "weights"
+    found = {name: [place / name for place in places if (place / name / INDEX).is_file()] for name in SHIPPED}
+    return {name: folders[0] for name, folders in found.items() if folders}
+
+
+def shipped_model() -> Path:
+    """The folder of the usual one of them."""
+    for folder in shipped_models().values():
+        return folder
     raise FileNotFoundError(
         "this copy of asyncpatch carries no trained model. Name the folder of one (--model, or from_pretrained): "
         "'asyncpatch train' leaves one in the run's folder, under model"

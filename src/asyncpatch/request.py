@@ -28,7 +28,7 @@ _OWN: dict[Tool, tuple[str, ...]] = {
     "outpaint": ("left", "top", "right", "bottom"),
     "texture": ("width", "height", "tileable", "invert"),
 }
-_SHARED = ("n", "label", "seed")
+_SHARED = ("n", "label", "seed", "model")
 
 
 class Given(NamedTuple):
@@ -55,6 +55,7 @@ class Request:
     n: int = setting(1, "how many candidates")
     label: str = setting("", "what it shows; empty: the model is not told")
     seed: int = setting(-1, "the same seed, the same picture; -1: a new one")
+    model: str = setting("", "which is to make it, by name; empty: chosen for the picture")
     width: int = setting(0, "of a new picture or a texture; 0: the model's, or the swatch's")
     height: int = setting(0, "likewise")
     left: int = setting(0, "outpaint: pixels to add there")
@@ -182,10 +183,11 @@ class Request:
             values.append(repr(names.mask) if self.tool == "inpaint" else f"hole={names.mask!r}")
         if self.size:
             values.append(f"size={self.size}")
-        values += [f"{name}={value!r}" for name, value in self._said(names).items()]
+        opened = f"from_pretrained({self.model!r}).prepare()" if self.model else "default()"
+        values += [f"{name}={value!r}" for name, value in self._said(names).items() if name != "model"]
         return (
             "from asyncpatch.pipelines import AsyncPatchPipeline\n\n"
-            "pipe = AsyncPatchPipeline.default()\n"
+            f"pipe = AsyncPatchPipeline.{opened}\n"
             f"made = pipe.{self.tool}({', '.join(values)})\n"
             "for seed, image in zip(made.seeds, made.images):\n"
             '    image.save(f"out-{seed}.png")\n'

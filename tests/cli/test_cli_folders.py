@@ -204,3 +204,19 @@ def test_mistakes_are_said_before_anything_is_done(here, run, arguments, said):
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
     assert names(here) == before
+
+
+def test_each_picture_gets_its_model(here, two_ship):
+    for name, side in (("a", 6), ("d", 14)):
+        mask = here / "masks" / f"{name}.png"
+        hole = np.zeros(np.asarray(Image.open(mask)).shape, np.uint8)
+        hole[6 : 6 + side, 8 : 8 + side] = 255
+        Image.fromarray(hole).save(mask)
+    command = ["inpaint", "photos", "--masks", "masks", "--device", "cpu", "--precision", "fp32"]
+    command += ["--seed", "1", "--steps", "2"]
+    for more in (["-o", "out"], ["-o", "small", "--model", "small"], ["-o", "large", "--model", "large"]):
+        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+    for name, right, wrong in (("a.png", "small", "large"), ("d.png", "large", "small")):
+        made = {folder: np.asarray(Image.open(here / folder / name)).astype(int) for folder in ("out", right, wrong)}
+        assert np.abs(made["out"] - made[right]).max() <= 1  # in other batches, other rounding
+        assert np.abs(made["out"] - made[wrong]).max() > 10

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from asyncpatch.cli import app
 from asyncpatch.cli.pictures import shard_from, size_from
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.progress import spoken
 from asyncpatch.settings import Settings
 
@@ -167,6 +168,43 @@ def test_info_says_so_where_no_model_ships(monkeypatch, tmp_path):
     assert done.exit_code == 0
     assert "device cpu" in done.stdout
     assert "carries no trained model" in done.stdout
+
+
+def test_the_model_is_chosen_for_the_hole_or_said(here, two_ship):
+    def made(name, *said):
+        command = ["inpaint", "photo.png", "--mask", "mask.png", "-o", name, "--seed", "1", "--steps", "2"]
+        done = CliRunner().invoke(app, [*command, "--device", "cpu", "--precision", "fp32", *said])
+        assert done.exit_code == 0, done.output
+        return np.asarray(Image.open(name))
+
+    pictures = {}
+    for name in ("small", "large"):
+        pipe = AsyncPatchPipeline.from_pretrained(name).prepare("cpu", "fp32")
+        for grow in (0, 3):  # a hole of 10 pixels, which a window of 16 sees across, and one of 16
+            pictures[name, grow] = np.asarray(
+                pipe.inpaint("photo.png", "mask.png", seed=1, steps=2, grow=grow).images[0]
+            )
+            said = made(f"{name}-{grow}.png", "--model", name, "--grow", str(grow))
+            assert np.array_equal(said, pictures[name, grow])
+    for name, other, grow in (("small", "large", 0), ("large", "small", 3)):
+        assert np.array_equal(made(f"{grow}.png", "--grow", str(grow)), pictures[name, grow])
+        assert not np.array_equal(pictures[name, grow], pictures[other, grow])
+
+
+def test_a_model_that_is_neither_folder_nor_name_is_refused(two_ship, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["generate", "--model", "medium"])
+    assert done.exit_code == 2
+    assert "no model folder medium, and none that ships is called so: small, large" in done.stderr
+
+
+def test_info_lists_all_that_ship(two_ship):
+    shown = CliRunner().invoke(app, ["info", "--device", "cpu"], env={"COLUMNS": "200"}).stdout
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("model ")] == ["small", "large"]
+    assert "one for every 2x2 pixels" in shown
+    shown = CliRunner().invoke(app, ["info", "--device", "cpu", "--model", "small"], env={"COLUMNS": "200"}).stdout
+    assert "model small" in shown
+    assert "large" not in shown
 
 
 def test_a_textures_help_states_its_own_defaults():

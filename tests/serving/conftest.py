@@ -5,6 +5,7 @@ import pytest
 
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.serving.jobs import Limits, Workshop
+from asyncpatch.shelf import Shelf
 from uploads import png
 
 
@@ -13,13 +14,18 @@ def pipe(tiny_model):
     return AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
 
 
+@pytest.fixture(scope="session")
+def shelf(tiny_model, pipe):
+    return Shelf({"tiny": tiny_model}, lambda folder: pipe)
+
+
 @pytest.fixture
-def make(pipe):
+def make(shelf):
     """Makes workshops, and closes them."""
     made = []
 
     def workshop(**limits):
-        made.append(Workshop(pipe, Limits(**limits)))
+        made.append(Workshop(shelf, Limits(**limits)))
         return made[-1]
 
     yield workshop

@@ -103,8 +103,8 @@ def test_cancelling(client, gate):
 
 def test_about(client):
     about = client.get("/api").json()
-    assert about["resolution"] == 16
-    assert about["labels"] == ["tabby", "cat", "Golden retriever"]
+    labels = ["tabby", "cat", "Golden retriever"]
+    assert about["models"] == [{"name": "tiny", "resolution": 16, "labels": labels, "says_how_sure": False}]
     assert about["limits"]["waiting"] == 64
 
 

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from asyncpatch.images import png_of, read_text
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
 from asyncpatch.progress import Work
 from asyncpatch.request import KEY, Given, Request
 from asyncpatch.serving import jobs
 from asyncpatch.serving.jobs import Full, Limits, Unknown
+from asyncpatch.shelf import Shelf
 
 QUICK = {"steps": 2}
 
@@ -51,6 +52,30 @@ def test_a_picture_says_how_it_was_made(workshop, files):
     assert alone == Request(tool="inpaint", grow=1, seed=job.made.seeds[1], settings=QUICK)
     again = done(workshop.submit(alone, Given(*files)))
     assert np.abs(levels(again.png(0)).astype(int) - levels(job.png(1))).max() <= 1  # another batch, other rounding
+
+
+def test_a_job_has_its_model_and_says_which(two_ship, files):
+    def opened(folder):
+        return AsyncPatchPipeline.from_pretrained(folder).prepare("cpu", "fp32")
+
+    workshop = jobs.Workshop(Shelf(shipped_models(), opened))
+    try:
+        how = {"seed": 0, "grow": 3}  # a hole of 16 pixels, which a window of 16 does not see across
+        for said, name in (("", "large"), ("small", "small")):
+            job = done(workshop.submit(Request(tool="inpaint", model=said, settings=QUICK, **how), Given(*files)))
+            wanted = AsyncPatchPipeline.from_pretrained(name).prepare("cpu", "fp32").inpaint(*files, **how, **QUICK)
+            assert np.array_equal(levels(job.png(0)), np.asarray(wanted.images[0]))
+            assert Request.from_text(read_text(job.png(0), KEY)).model == name
+            assert f"--model {name}" in job.request.command()
+            assert f"AsyncPatchPipeline.from_pretrained({name!r}).prepare()" in job.request.python()
+            assert "model=" not in job.request.python()
+        with pytest.raises(ValueError, match="no model 'huge' here, only small, large"):
+            workshop.submit(Request(tool="generate", model="huge"))
+        workshop.limits = Limits(megapixels=0.0009)
+        with pytest.raises(ValueError, match=r"may have 0.0009 million pixels"):  # if the large one makes it
+            workshop.submit(Request(tool="generate"))
+    finally:
+        workshop.close()
 
 
 def test_notes_survive_in_16_bits(photo):
@@ -196,7 +221,7 @@ def test_a_job_that_takes_too_long_is_stopped(make, monkeypatch, gate):
 
 def test_a_job_that_would_take_too_long_is_refused(make, monkeypatch):
     workshop = make(seconds=5.0)
-    workshop.seconds_per_window = 1.0
+    workshop.seconds_per_window = {"tiny": 1.0}
     with pytest.raises(ValueError, match="would take about 32 seconds, and a job may take 5 seconds"):
         workshop.submit(Request(tool="generate", settings={"steps": 32}))
 
@@ -222,9 +247,9 @@ def test_a_crashed_job_harms_no_other(workshop, monkeypatch, error, said, caplog
     done(workshop.submit(Request(tool="generate", settings=QUICK)))
 
 
-def test_results_are_kept_for_a_while(pipe, monkeypatch):
+def test_results_are_kept_for_a_while(shelf, monkeypatch):
     now = [0.0]
-    workshop = jobs.Workshop(pipe, Limits(minutes=1.0), clock=lambda: now[0])
+    workshop = jobs.Workshop(shelf, Limits(minutes=1.0), clock=lambda: now[0])
     job = done(workshop.submit(Request(tool="generate", settings=QUICK)))
     now[0] = 59.0
     assert workshop.job(job.id) is job

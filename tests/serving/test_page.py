@@ -70,8 +70,8 @@ def made(workshop, token=None):
 
 
 @pytest.fixture(scope="module")
-def client(pipe):
-    workshop = Workshop(pipe)
+def client(shelf):
+    workshop = Workshop(shelf)
     with TestClient(made(workshop), base_url="http://127.0.0.1:7860") as client:
         yield client
     workshop.close()
@@ -120,12 +120,12 @@ def test_what_is_no_picture_is_said(page):
             page.opened(Session(), data)
 
 
-def test_a_picture_brings_its_settings_back(page, photo, pipe):
+def test_a_picture_brings_its_settings_back(page, photo, shelf):
     request = Request(tool="outpaint", left=5, seed=9, settings={"steps": 7, "schedule": "raster", "pace": 0.25})
     session = Session()
     found = Request.from_text(page.opened(session, url(png_of(picture_from(photo), {KEY: request.text()}))))
     assert found == request
-    back = restored(found, pipe.model)
+    back = restored(found, shelf)
     assert (back["left"], back["seed"], back["steps"], back["pace"]) == (5, 9, 7, 0.25)
     assert (back["order"], back["make"], back["more"]) == ("row by row", "the margin of the Outpaint tab", "")
     again = controls(**back).request("outpaint", ordered=True)
@@ -133,10 +133,10 @@ def test_a_picture_brings_its_settings_back(page, photo, pipe):
 
 
 @pytest.mark.parametrize("tool", ["generate", "inpaint", "outpaint", "texture"])
-def test_what_is_on_the_page_can_be_restored(tool, pipe):
+def test_what_is_on_the_page_can_be_restored(tool, shelf):
     says = controls(n=2, label="cat", invert=True, grow=2, feather=1, left=4, width=24, height=32)
     request = says.request(tool)
-    assert controls(**restored(request, pipe.model)).request(tool) == request
+    assert controls(**restored(request, shelf)).request(tool) == request
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,17 @@ def test_what_is_on_the_page_can_be_restored(tool, pipe):
         {"tool": "outpaint", "left": 3, "schedule": "paced", "pace": 0.01, "steps": 8, "input_guidance": 1.0},
     ],
 )
-def test_what_no_control_can_say_is_restored_too(given, pipe):
+def test_what_no_control_can_say_is_restored_too(given, shelf):
     request = Request.of(given)
-    back = restored(request, pipe.model)  # a model without a head
+    back = restored(request, shelf)  # a model without a head
     for name, (low, high) in RANGES.items():
         assert low <= back.get(name, low) <= high
     again = controls(**back).request(request.tool, ordered="order" in back)
     assert request.flat().items() <= {"steps": 16, **again.flat()}.items()
 
 
-def test_what_belongs_to_a_tool_does_not_disturb_the_others(pipe):
-    back = restored(Request.of({"tool": "inpaint", "grow": 500, "invert": True, "eta": 0.5}), pipe.model)
+def test_what_belongs_to_a_tool_does_not_disturb_the_others(shelf):
+    back = restored(Request.of({"tool": "inpaint", "grow": 500, "invert": True, "eta": 0.5}), shelf)
     assert (back["grow"], back["invert"], back["more"]) == (128, True, "eta=0.5")
     for tool in ("generate", "outpaint", "texture"):
         assert controls(**back).request(tool).settings["eta"] == 0.5

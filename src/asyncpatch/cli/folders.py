@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def inpaint_folder(
     if not todo:
         return
     drawn = _masks_in(masks) if masks is not None else {}
-    pipeline = job.pipeline()
+    shelf = job.shelf()
     # a plan of nothing: it draws the seed, which is then the same for all, and refuses what is wrong for all
-    seed = pipeline.plan_generate(**job.chosen).tasks[0].seeds[0]
+    nothing = shelf.choose(lambda pipeline: pipeline.plan_generate(**job.chosen), job.label)
+    seed = nothing.plan.tasks[0].seeds[0]
     failed, notes = dict[Path, str](), Counter[str]()
     typer.echo(f"seed {seed}", err=True)
     columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -69,16 +71,19 @@ def inpaint_folder(
         bar = progress.add_task("", total=len(todo))
         for first in range(0, len(todo), AT_ONCE):
             some = todo[first : first + AT_ONCE]
-            ready: dict[Path, Plan] = {}
+            ready = dict[str, dict[Path, Plan]]()
             for path in some:
                 try:
                     hole = mask or _mask_of(path.relative_to(folder), drawn, masks)
-                    chosen = {**job.chosen, "seed": seed}
-                    ready[path] = pipeline.plan_inpaint(path, hole, **shape, **chosen)
-                    notes.update(ready[path].notes)
+                    how = {**shape, **job.chosen, "seed": seed}
+                    plan_ = partial(AsyncPatchPipeline.plan_inpaint, picture=path, hole=hole, **how)
+                    name, _, plan = shelf.choose(plan_, job.label)
+                    ready.setdefault(name, {})[path] = plan
+                    notes.update(plan.notes)
                 except (ImageError, OSError) as error:
                     failed[path] = str(error) if str(path) in str(error) else f"{path}: {error}"
-            failed |= _finish(pipeline, ready, targets, job.force)
+            for name, plans in ready.items():
+                failed |= _finish(shelf[name], plans, targets, job.force)
             progress.advance(bar, len(some))
     for note, times in notes.items():
         typer.echo(f"note: {note} ({times} of {len(todo)} pictures)", err=True)

@@ -17,6 +17,7 @@ from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, STEPS
 
 if TYPE_CHECKING:
     from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
+    from asyncpatch.shelf import Chosen, Shelf
 
 app = typer.Typer()
 
@@ -59,8 +60,9 @@ _NEW_SAMPLING = field_options(
 )
 _SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
 MACHINE = [
-    option("model", Path | None, None, typer.Option(help="model folder [default: the one that comes with asyncpatch]",
-                                                    rich_help_panel="Machine", show_default=False)),
+    option("model", str | None, None, typer.Option(help="folder, or name of one that ships: see 'asyncpatch info' "
+                                                        "[default: chosen of these]", metavar="FOLDER|NAME",
+                                                   rich_help_panel="Machine", show_default=False)),
     option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
     option("precision", str, "auto", typer.Option(help="auto, fp32, bf16 or fp16", rich_help_panel="Machine")),
 ]  # fmt: skip
@@ -93,7 +95,7 @@ class Job:
     gif: Path | None
     label: str | None
     seed: int | None
-    model: Path | None
+    model: str | None
     device: str
     precision: str
     settings: dict[str, Any]
@@ -106,7 +108,7 @@ class Job:
         texts |= {name: value for name in STEPS_BY if (value := given.pop(name)) is not None}
         Settings.of(texts)  # a mistake is said before anything is read
         if given["model"]:
-            check_model(given["model"])
+            found_model(given["model"])
         return cls(**given, settings=texts)
 
     @property
@@ -114,8 +116,12 @@ class Job:
         """For a plan."""
         return {"n": self.n, "label": self.label, "seed": self.seed, **self.settings}
 
-    def pipeline(self) -> AsyncPatchPipeline:
-        return open_pipeline(self.model, self.device, self.precision)
+    def shelf(self) -> Shelf:
+        return open_shelf(self.model, self.device, self.precision)
+
+    def choose(self, make: Callable[[AsyncPatchPipeline], Plan]) -> Chosen:
+        """The model for what is planned."""
+        return self.shelf().choose(make, self.label)
 
     def targets(self, name: str, inputs: Sequence[Path] = ()) -> list[Path]:
         """The files that will be written, of which ``name`` is the default; that they may be is looked at here."""
@@ -139,11 +145,12 @@ class Job:
         schedule = Path(self.settings.get("schedule", "synchronous"))
         return [schedule] if schedule.is_file() else []
 
-    def finish(self, pipeline: AsyncPatchPipeline, plan: Plan, files: list[Path], inputs: Sequence[Path] = ()) -> None:
+    def finish(self, chosen: Chosen, files: list[Path], inputs: Sequence[Path] = ()) -> None:
         """Does the work of one picture, and writes it."""
         from asyncpatch.frames import Frames
         from asyncpatch.images import picture_from, write
 
+        _, pipeline, plan = chosen
         notes = list(plan.notes)
         frames = Frames(plan, pipeline.model.resolution) if self.gif else None
         made = with_progress(pipeline, plan, frames)[0]
@@ -165,30 +172,53 @@ class Job:
             typer.echo(f"wrote {self.gif} ({together})")
 
 
-def open_pipeline(model: Path | None, device: str, precision: str, compiled: bool = False) -> AsyncPatchPipeline:
+def open_shelf(model: str | None, device: str, precision: str, compiled: bool = False) -> Shelf:
+    """The model that was said, or all that ship."""
     import diffusers
 
-    from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+    from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model, shipped_models
+    from asyncpatch.shelf import Shelf
 
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
-    folder = model or shipped_model()
-    check_model(folder)
-    try:
-        pipeline = AsyncPatchPipeline.from_pretrained(folder)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # broken weights, or an index that is none, raise all kinds
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
-    return pipeline.prepare(device, precision, compiled=compiled)
+
+    def read(folder: Path) -> AsyncPatchPipeline:
+        try:
+            pipeline = AsyncPatchPipeline.from_pretrained(folder)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # broken weights, or an index that is none, raise all kinds
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
+        return pipeline.prepare(device, precision, compiled=compiled)
+
+    if model is not None:
+        folder = found_model(model)
+        return Shelf({folder.absolute().name: folder}, read)
+    shipped_model()  # that there is one
+    return Shelf(shipped_models(), read)
 
 
-def check_model(folder: Path) -> None:
+def open_pipeline(model: str | None, device: str, precision: str, compiled: bool = False) -> AsyncPatchPipeline:
+    """The model that was said, or the usual one."""
+    shelf = open_shelf(model, device, precision, compiled)
+    return shelf[shelf.usual]
+
+
+def found_model(model: str) -> Path:
+    """The folder that is meant: by its path, or by the name of a model that ships."""
+    from asyncpatch.pipelines import shipped_models
+
+    folder = Path(model)
     if not folder.exists():
-        raise FileNotFoundError(f"there is no model folder {folder}")
+        shipped = shipped_models()
+        if model not in shipped:
+            known = f", and none that ships is called so: {', '.join(shipped)}" if shipped else ""
+            raise FileNotFoundError(f"there is no model folder {model}{known}")
+        return shipped[model]
     if not (folder / "model_index.json").is_file() and (folder / "model/model_index.json").is_file():
         raise FileNotFoundError(f"{folder} is no model folder; did you mean {folder / 'model'}?")
+    return folder
 
 
 def is_folder(path: Path) -> bool:
@@ -296,9 +326,8 @@ def generate(
     with said_plainly():
         job = Job.of(given)
         files = job.targets("generated.png")
-        pipeline = job.pipeline()
-        plan = pipeline.plan_generate(size=size_from(size) if size else None, **job.chosen)
-        job.finish(pipeline, plan, files)
+        wanted = size_from(size) if size else None
+        job.finish(job.choose(lambda pipeline: pipeline.plan_generate(size=wanted, **job.chosen)), files)
 
 
 @app.command("inpaint")
@@ -338,8 +367,8 @@ def inpaint(
         if mask is None:
             raise ValueError("what shall be repainted? For one picture give --mask")
         files = job.targets(f"{picture.stem}-inpainted.png", [picture, mask])
-        pipeline = job.pipeline()
-        job.finish(pipeline, pipeline.plan_inpaint(picture, mask, **shape, **job.chosen), files, [picture, mask])
+        chosen = job.choose(lambda pipeline: pipeline.plan_inpaint(picture, mask, **shape, **job.chosen))
+        job.finish(chosen, files, [picture, mask])
 
 
 @app.command("outpaint")
@@ -360,8 +389,8 @@ def outpaint(
         job = Job.of(given)
         files = job.targets(f"{picture.stem}-outpainted.png", [picture])
         sides = {"left": left, "top": top, "right": right, "bottom": bottom}
-        pipeline = job.pipeline()
-        job.finish(pipeline, pipeline.plan_outpaint(picture, **sides, **job.chosen), files, [picture])
+        chosen = job.choose(lambda pipeline: pipeline.plan_outpaint(picture, **sides, **job.chosen))
+        job.finish(chosen, files, [picture])
 
 
 @app.command("texture")
@@ -388,16 +417,15 @@ def texture(
         job = Job.of(given)
         inputs = [swatch, *([mask] if mask else [])]
         files = job.targets(f"{swatch.stem}-texture.png", inputs)
-        pipeline = job.pipeline()
         wanted = size_from(size) if size else None
-        plan = pipeline.plan_texture(swatch, wanted, tileable=tileable, hole=mask, invert=invert, **job.chosen)
-        job.finish(pipeline, plan, files, inputs)
+        how: dict[str, Any] = {"tileable": tileable, "hole": mask, "invert": invert, **job.chosen}
+        job.finish(job.choose(lambda pipeline: pipeline.plan_texture(swatch, wanted, **how)), files, inputs)
 
 
 @app.command("info")
 @with_options(MACHINE)
 def info(**given: Any) -> None:
-    """Versions, device, the model and its labels."""
+    """Versions, device, the models and their labels."""
     import platform
 
     import diffusers
@@ -418,14 +446,16 @@ def info(**given: Any) -> None:
                 typer.echo(f"device {choose_device(given['device'])}")
                 typer.echo(f"no model: {error}")
                 return
-        pipeline = open_pipeline(**given)
-        chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
-        typer.echo(f"model {pipeline.name_or_path}: {size / 1e6:.1f}M parameters, {chosen.resolution} pixels, "
-                   f"{chosen.process_name}, predicts {chosen.prediction}")  # fmt: skip
-        if pipeline.vae is not None:
-            size = sum(each.numel() for each in pipeline.vae.parameters())
-            typer.echo(f"works on the latents of an autoencoder: {size / 1e6:.1f}M parameters, one for every "
-                       f"{chosen.codec.factor}x{chosen.codec.factor} pixels")  # fmt: skip
-        typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.seconds_per_window():.1f} windows a second")
-        if chosen.labels:
-            typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")
+        shelf = open_shelf(**given)
+        for name in shelf.about:
+            pipeline = shelf[name]
+            chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
+            typer.echo(f"model {name} ({pipeline.name_or_path}): {size / 1e6:.1f}M parameters, {chosen.resolution} "
+                       f"pixels, {chosen.process_name}, predicts {chosen.prediction}")  # fmt: skip
+            if pipeline.vae is not None:
+                size = sum(each.numel() for each in pipeline.vae.parameters())
+                typer.echo(f"works on the latents of an autoencoder: {size / 1e6:.1f}M parameters, one for every "
+                           f"{chosen.codec.factor}x{chosen.codec.factor} pixels")  # fmt: skip
+            typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.seconds_per_window():.1f} windows a second")
+            if chosen.labels:
+                typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from asyncpatch.cli.common import field_options, with_options
-from asyncpatch.cli.pictures import MACHINE, open_pipeline, said_plainly
+from asyncpatch.cli.pictures import MACHINE, open_shelf, said_plainly
 from asyncpatch.options import parse, types_of
 from asyncpatch.serving.limits import Limits
 
@@ -62,16 +62,16 @@ def serve(host: str, port: int, token: str | None, limits: Limits, browser: bool
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(f"{host}:{port}: {error.strerror or error}; choose another --port or --host") from None
-    pipeline = open_pipeline(**machine)
+    shelf = open_shelf(**machine)
 
     from asyncpatch.serving.jobs import Workshop
     from asyncpatch.serving.server import serve as listen
 
-    workshop = Workshop(pipeline, limits)
+    workshop = Workshop(shelf, limits)
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else "::1" if host == "::" else host
     shown = f"[{reached}]" if ":" in reached else reached
     address = f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
-    typer.echo(f"on {pipeline.where()}: {address}  (HTTP interface: /api/docs; Ctrl+C stops it)")
+    typer.echo(f"on {shelf[shelf.usual].where()}: {address}  (HTTP interface: /api/docs; Ctrl+C stops it)")
     if browser:
         threading.Thread(target=open_when_up, args=(address, reached, port), daemon=True).start()
     listen(workshop, host, port, token)

@@ -96,9 +96,7 @@ class Model:
     def load(cls, folder: Path | str, *, dtype: torch.dtype = torch.float32, head: bool = True) -> Model:
         """Read a folder that ``save`` wrote, with its head if it has one and it is wanted."""
         folder = Path(folder)
-        if not (folder / INDEX).is_file():
-            raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
-        index = json.loads((folder / INDEX).read_text())
+        index = index_of(folder)
         if index.get("process") not in PROCESSES:
             raise ValueError(f"{folder / INDEX}: process must be one of {', '.join(PROCESSES)}")
         net = UNet.from_pretrained(folder / "unet", torch_dtype=dtype, use_safetensors=True, low_cpu_mem_usage=False)
@@ -111,6 +109,14 @@ class Model:
         coder = Autoencoder.load(folder, dtype=dtype) if any(index.get(PART, ())) else None
         codec = codec_of(coder, index.get(LATENTS))
         return cls(net, process, index["prediction"], index["resolution"], labels, found, codec)
+
+
+def index_of(folder: Path) -> dict[str, Any]:
+    """What a model folder says of itself."""
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
+    found: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    return found
 
 
 def codec_of(coder: Autoencoder | None, told: dict[str, Any] | None) -> Codec:

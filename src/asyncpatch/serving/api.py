@@ -51,13 +51,20 @@ class Status(BaseModel):
     inputs: list[str] = Field(description="which pictures were given: picture, mask, order")
 
 
+class ModelAbout(BaseModel):
+    """A model."""
+
+    name: str
+    resolution: int = Field(description="pixels of a side that it sees at a time")
+    labels: list[str]
+    says_how_sure: bool = Field(description="whether it has a head for uncertainty")
+
+
 class About(BaseModel):
     """What this server has."""
 
     version: str
-    resolution: int = Field(description="pixels of a side that the model sees at a time")
-    labels: list[str]
-    says_how_sure: bool = Field(description="whether the model has a head for uncertainty")
+    models: list[ModelAbout] = Field(description="the usual one first")
     limits: dict[str, float]
 
 
@@ -72,12 +79,9 @@ def router(workshop: Workshop) -> APIRouter:
 
     @api.get("", response_model=About, summary="About this server")
     def about() -> dict[str, Any]:
-        model = workshop.pipeline.model
+        models = [{"name": name, **about._asdict()} for name, about in workshop.shelf.about.items()]
         limits = {each.name: getattr(workshop.limits, each.name) for each in fields(workshop.limits)}
-        return {
-            "version": __version__, "resolution": model.resolution, "labels": list(model.labels),
-            "says_how_sure": model.head is not None, "limits": limits,
-        }  # fmt: skip
+        return {"version": __version__, "models": models, "limits": limits}
 
     form = _form()
     names = {each.name for each in form}

@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 from asyncpatch.images import Picture, picture_from, png_of
 from asyncpatch.machine import is_out_of_memory
-from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
+from asyncpatch.pipelines import Glimpse, Made, Plan
 from asyncpatch.progress import Work, spoken
 from asyncpatch.request import KEY, NAMES, NOTHING, Given, Request
 from asyncpatch.serving.limits import Limits
 from asyncpatch.serving.preview import Preview
 from asyncpatch.settings import Settings
+from asyncpatch.shelf import Chosen, Shelf
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OVER: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -54,9 +55,10 @@ class _TooLong(Exception):
 class Job:
     """A request on its way. Others read it; only its workshop changes it."""
 
-    def __init__(self, request: Request, given: Given, plan: Plan, work: Work, preview: Preview) -> None:
+    def __init__(self, request: Request, given: Given, chosen: Chosen, work: Work, preview: Preview) -> None:
         self.id = secrets.token_urlsafe(18)
         self.request = request
+        self.pipeline, plan = chosen.pipeline, chosen.plan
         self.plan: Plan | None = plan
         self.given = given
         self.names = Given(*(name if each is not None else None for name, each in zip(NAMES, given, strict=True)))
@@ -97,13 +99,11 @@ class Job:
 
 
 class Workshop:
-    """Takes requests, and a thread of its own that works through them with a pipeline."""
+    """Takes requests, and a thread of its own that works through them with the models of a shelf."""
 
-    def __init__(
-        self, pipeline: AsyncPatchPipeline, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.pipeline, self.limits = pipeline, limits or Limits()
-        self.seconds_per_window = pipeline.seconds_per_window()
+    def __init__(self, shelf: Shelf, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.shelf, self.limits = shelf, limits or Limits()
+        self.seconds_per_window = {name: shelf[name].seconds_per_window() for name in shelf.about}
         self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
@@ -123,8 +123,8 @@ class Workshop:
 
     # ---- What clients can do
 
-    def plan(self, request: Request, given: Given = NOTHING) -> Plan:
-        """What a request comes to, within the limits."""
+    def choose(self, request: Request, given: Given = NOTHING) -> Chosen:
+        """What a request comes to, within the limits, and with which model."""
         if any(isinstance(each, bytes) and len(each) > self.limits.bytes for each in given):
             raise ValueError(f"a picture may have {self.limits.megabytes} megabytes: use a smaller one")
         how = Settings.of(request.settings)
@@ -141,22 +141,29 @@ class Workshop:
                 f"all candidates together may have {self.limits.megapixels:g} million pixels, and would have "
                 f"{wanted / 1e6:,.1f}: use a smaller picture, or ask for fewer"
             )
-        return request.plan(self.pipeline, Given(picture, given.mask, order))
+        pictures = Given(picture, given.mask, order)
+        return self.shelf.choose(
+            lambda pipeline: request.plan(pipeline, pictures), request.label or None, request.model
+        )
 
     def submit(self, request: Request, given: Given = NOTHING, *, doubts: bool = False) -> Job:
         """A job that waits its turn. What is wrong with the request is a ValueError. With ``doubts``, and a model that
         says how sure it is, that can be seen while it runs."""
         self._room(0)
-        plan = replace(self.plan(request, given), doubts=doubts and self.pipeline.uncertainty is not None)
+        name, pipeline, plan = self.choose(request, given)
+        plan = replace(plan, doubts=doubts and pipeline.uncertainty is not None)
         seeds = plan.tasks[0].seeds
-        work = Work(self.pipeline, plan, self.seconds_per_window, self._clock)
+        work = Work(pipeline, plan, self.seconds_per_window[name], self._clock)
         if work.left > self.limits.seconds:
             raise ValueError(
                 f"this would take about {spoken(work.left)}, and a job may take {spoken(self.limits.seconds)}: use a "
                 "smaller hole or picture, fewer steps, or fewer candidates"
             )
-        preview = Preview(plan, self.pipeline.model.resolution)
-        job = Job(replace(request, seed=seeds[0], n=len(seeds)), given, plan, work, preview)
+        preview = Preview(plan, pipeline.model.resolution)
+        # the notes of a picture name the model where another might be chosen
+        model = name if len(self.shelf.about) > 1 else ""
+        asked = replace(request, seed=seeds[0], n=len(seeds), model=model)
+        job = Job(asked, given, Chosen(name, pipeline, plan), work, preview)
         with self._changed:
             self._room(job.pixels)
             self._jobs[job.id] = job
@@ -232,7 +239,7 @@ class Workshop:
     def _pixels_of(self, request: Request, picture: Picture | None) -> int:
         """Of one candidate."""
         if picture is None:
-            height, width = request.size or (self.pipeline.model.resolution,) * 2
+            height, width = request.size or (max(each.resolution for each in self.shelf.about.values()),) * 2
             return height * width
         height, width = request.size or (0, 0)
         return max(height, picture.height + request.top + request.bottom) * max(
@@ -268,7 +275,7 @@ class Workshop:
             job.work.advance(glimpse.windows)
 
         try:
-            (job.made,) = self.pipeline.run(job.plan, watch)
+            (job.made,) = job.pipeline.run(job.plan, watch)
             return "done", ""
         except _Cancelled:
             return "cancelled", "cancelled"

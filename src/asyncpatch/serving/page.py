@@ -26,12 +26,12 @@ from PIL import Image
 
 from asyncpatch.drawing import strip
 from asyncpatch.images import Picture, picture_from, read_text
-from asyncpatch.models.folder import Model
 from asyncpatch.request import KEY, Given, Request, Tool
 from asyncpatch.schedules import OpenLoop
 from asyncpatch.serving.jobs import HELD, MARGIN, Full, Unknown, Workshop
 from asyncpatch.serving.preview import encoded, reduced, scaled
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, PAINTED, QUALITIES, SYNCHRONOUS, Settings
+from asyncpatch.shelf import Shelf
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before it is imported
 import gradio as gr
@@ -219,7 +219,7 @@ class Page:
     def _order_surface(self, session: Session, controls: Controls) -> dict[str, Any] | None:
         tool = MAKES[controls.make]
         if tool == "generate":
-            side = self.workshop.pipeline.model.resolution
+            side = self.workshop.shelf.resolution
             height, width = controls.request("generate").size or (side, side)
             if height * width > self.workshop.limits.pixels:
                 return None
@@ -238,8 +238,8 @@ class Page:
         """The schedule as a strip, before anything is run."""
         try:
             request = controls.request(MAKES[controls.make], ordered=True)
-            plan = self.workshop.plan(request, self.given(session, request, hole, order))
-            schedule, (height, width) = self.workshop.pipeline.schedule(plan)
+            _, pipeline, plan = self.workshop.choose(request, self.given(session, request, hole, order))
+            schedule, (height, width) = pipeline.schedule(plan)
         except ValueError as error:
             return f"<p>{html.escape(str(error))}</p>"
         if not isinstance(schedule, OpenLoop):
@@ -255,7 +255,7 @@ class Page:
         if picture is None:
             if request.tool != "generate":
                 raise ValueError("open a picture first: drop one on the left, or take an example")
-            side = self.workshop.pipeline.model.resolution
+            side = self.workshop.shelf.resolution
             size = request.size or (side, side)
         else:
             size = picture.height + request.top + request.bottom, picture.width + request.left + request.right
@@ -283,11 +283,10 @@ class Page:
     def submitted(self, session: Session, request: Request, hole: str, order: str) -> str:
         """The job to follow, or what is wrong with the request."""
         job = self.workshop.submit(request, self.given(session, request, hole, order), doubts=True)
-        doubt = self.workshop.pipeline.uncertainty is not None
-        return json.dumps({**self.workshop.status(job), "doubt": doubt})
+        return json.dumps({**self.workshop.status(job), "doubt": job.pipeline.uncertainty is not None})
 
 
-def restored(request: Request, model: Model) -> dict[str, Any]:
+def restored(request: Request, shelf: Shelf) -> dict[str, Any]:
     """What the controls say of a request, by the names of `Controls`; what none of them can say is in ``more``."""
     usual, said = Settings(), dict[str, Any]()
     for control, name in OWN[request.tool].items():
@@ -295,7 +294,8 @@ def restored(request: Request, model: Model) -> dict[str, Any]:
         if control in RANGES:
             value = min(max(value, RANGES[control][0]), RANGES[control][1])
         said[control] = (value or None) if name in ("width", "height") else value
-    more = {name: value for name, value in request.flat().items() if name in ("n", "label", "seed", *request.settings)}
+    told = ("n", "label", "seed", "model", *request.settings)
+    more = {name: value for name, value in request.flat().items() if name in told}
 
     def hold(name: str, otherwise: Any) -> None:
         low, high = RANGES.get(name, (float("-inf"), float("inf")))
@@ -307,13 +307,13 @@ def restored(request: Request, model: Model) -> dict[str, Any]:
     hold("n", 1)
     hold("seed", -1)
     hold("steps", usual.steps)
-    if request.label in ("", *model.labels):
+    if request.label in ("", *shelf.labels):
         hold("label", "")
     if request.label:
         hold("class_guidance", LABEL_GUIDANCE if request.tool == "generate" else 0.0)
     if request.tool != "generate":
         hold("input_guidance", INPUT_GUIDANCE)
-    words = {name: word for word, name in _orders(model).items()}
+    words = {name: word for word, name in _orders(shelf).items()}
     schedule = more.get("schedule", SYNCHRONOUS)
     if schedule == SYNCHRONOUS:
         more.pop("schedule", None)
@@ -324,8 +324,9 @@ def restored(request: Request, model: Model) -> dict[str, Any]:
     return {**said, "more": shlex.join(f"{name}={value}" for name, value in more.items())}
 
 
-def _orders(model: Model) -> dict[str, str]:
-    return {**ORDERS, **(BY_CERTAINTY if model.head is not None else {})}
+def _orders(shelf: Shelf) -> dict[str, str]:
+    sure = any(each.says_how_sure for each in shelf.about.values())
+    return {**ORDERS, **(BY_CERTAINTY if sure else {})}
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,7 @@ def blocks(workshop: Workshop) -> gr.Blocks:
 
 
 def _laid_out(workshop: Workshop) -> Parts:
-    model = workshop.pipeline.model
+    shelf = workshop.shelf
     controls: dict[str, Any] = {}
     surfaces: dict[str, gr.HTML] = {}
     buttons: dict[Tool | None, gr.Button] = {}
@@ -389,20 +390,20 @@ def _laid_out(workshop: Workshop) -> Parts:
                 with gr.Tab("Texture", id="texture"):
                     surfaces["view"] = _painter("view")
                     with gr.Row():
-                        controls["texture_width"] = _number("width", 2 * model.resolution, 8, "texture-width")
-                        controls["texture_height"] = _number("height", 2 * model.resolution, 8, "texture-height")
+                        controls["texture_width"] = _number("width", 2 * shelf.resolution, 8, "texture-width")
+                        controls["texture_height"] = _number("height", 2 * shelf.resolution, 8, "texture-height")
                         controls["tileable"] = gr.Checkbox(True, label="Tileable: opposite edges fit together")
                     buttons["texture"] = gr.Button("Grow the texture", variant="primary", elem_id="run-texture")
                 with gr.Tab("Generate", id="generate"):
                     gr.Markdown("Choose a label in the settings, or let the model make what it likes.")
                     with gr.Row():
-                        controls["width"] = _number("width", model.resolution, 8)
-                        controls["height"] = _number("height", model.resolution, 8)
+                        controls["width"] = _number("width", shelf.resolution, 8)
+                        controls["height"] = _number("height", shelf.resolution, 8)
                     buttons["generate"] = gr.Button("Generate", variant="primary", elem_id="run-generate")
                 with gr.Tab("Order", id="order") as order:
                     controls["make"] = gr.Radio(list(MAKES), value=next(iter(MAKES)), label="Make", elem_id="make")
                     controls["order"] = gr.Radio(
-                        list(_orders(model)), value="in a spiral", label="In which order", elem_id="order-kind"
+                        list(_orders(shelf)), value="in a spiral", label="In which order", elem_id="order-kind"
                     )
                     strip_ = gr.HTML(elem_classes="strip", elem_id="strip")
                     surfaces["order"] = _painter("order")
@@ -422,7 +423,7 @@ def _laid_out(workshop: Workshop) -> Parts:
                     )
                     controls["n"] = _slider("n", "Candidates", "several to choose from", 1)
                 with gr.Row():
-                    labels = [("the model is not told", ""), *((each, each) for each in model.labels)]
+                    labels = [("the model is not told", ""), *((each, each) for each in shelf.labels)]
                     controls["label"] = gr.Dropdown(
                         labels, value="", label="Label", info="what the picture shows", min_width=150, elem_id="label"
                     )
@@ -467,7 +468,7 @@ def _pictures(made: gr.Blocks, page: Page, parts: Parts) -> None:
             except ValueError as error:
                 words = f"The picture was opened, but its settings cannot be used: {html.escape(str(error))}."
             else:
-                back = restored(request, page.workshop.pipeline.model)
+                back = restored(request, page.workshop.shelf)
                 words = f"The settings of this picture were restored ({request.tool})."
                 tab = gr.Tabs(selected="order" if "order" in back else request.tool)
                 rest = [tab, *(back.get(name, gr.update()) for name in parts.controls)]

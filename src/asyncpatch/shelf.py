@@ -1,0 +1,102 @@
+"""Which model serves which picture. Models stand on a shelf, and are read when they are first wanted.
+
+Unless one is named, it is chosen
+
+    (1)  among those that know the label, and say how sure they are where the schedule asks for it;
+    (2)  for its window: the one for which the picture is reduced least before a window sees across its holes
+         (a texture grows ring by ring, whatever the window);
+    (3)  and, of equals, for its place on the shelf.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncpatch.completion import boxes, halvings
+from asyncpatch.models.folder import HEAD, index_of
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan, doubts
+
+
+class About(NamedTuple):
+    """What can be said of a model before it is read."""
+
+    resolution: int
+    labels: tuple[str, ...]
+    says_how_sure: bool
+
+    def knows(self, label: str) -> bool:
+        return label.lower() in (each.lower() for each in self.labels)
+
+
+class Chosen(NamedTuple):
+    """A model, and what it is to do."""
+
+    name: str
+    pipeline: AsyncPatchPipeline
+    plan: Plan
+
+
+class Shelf:
+    """Models by name, the usual one first. ``read`` makes a pipeline of a folder."""
+
+    def __init__(self, folders: Mapping[str, Path], read: Callable[[Path], AsyncPatchPipeline]) -> None:
+        if not folders:
+            raise ValueError("there is no model on the shelf")
+        self.about = {name: _about(folder) for name, folder in folders.items()}
+        self._folders, self._read = dict(folders), read
+        self._open: dict[str, AsyncPatchPipeline] = {}
+        self._reading = threading.Lock()
+
+    def __getitem__(self, name: str) -> AsyncPatchPipeline:
+        if name not in self._folders:
+            raise ValueError(f"there is no model {name!r} here, only {', '.join(self._folders)}")
+        with self._reading:
+            if name not in self._open:
+                self._open[name] = self._read(self._folders[name])
+            return self._open[name]
+
+    @property
+    def usual(self) -> str:
+        """The name of the first."""
+        return next(iter(self._folders))
+
+    @property
+    def resolution(self) -> int:
+        """Of the usual one."""
+        return self.about[self.usual].resolution
+
+    @property
+    def labels(self) -> list[str]:
+        """That any of them knows."""
+        return list(dict.fromkeys(label for each in self.about.values() for label in each.labels))
+
+    def choose(self, make: Callable[[AsyncPatchPipeline], Plan], label: str | None = None, name: str = "") -> Chosen:
+        """The model for what ``make`` plans, which is to show ``label``; or the one of that name."""
+        if name:
+            return Chosen(name, self[name], make(self[name]))
+        # a label that none knows may be a number, of the usual model's; else that model says what is wrong with it
+        able = [each for each, of in self.about.items() if label is None or of.knows(label)] or [self.usual]
+        first, plan = able[0], make(self[able[0]])
+        if doubts(plan.settings.schedule):
+            able = [each for each in able if self.about[each].says_how_sure] or [first]
+        best = able[0]
+        if len(able) > 1 and not plan.rings:
+            best = min(able, key=lambda each: _reductions(plan, self.about[each].resolution))
+        return Chosen(best, self[best], plan if best == first else make(self[best]))
+
+
+def _about(folder: Path) -> About:
+    try:
+        said = index_of(folder)
+        return About(int(said["resolution"]), tuple(said["labels"]), any(said.get(HEAD) or ()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: cannot be read as a model: its index is damaged ({error})") from error
+
+
+def _reductions(plan: Plan, window: int) -> int:
+    """How often the plan's pictures are halved at most, until a window sees across their holes."""
+    parts = [box.of(task.hole[0]) for task in plan.tasks for box in boxes(task.hole[0], window)]
+    return max((halvings(part[None, None], max(part.shape), window) for part in parts), default=0)
