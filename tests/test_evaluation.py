@@ -38,8 +38,8 @@ def pipe(tiny_model):
     return AsyncPatchPipeline.from_pretrained(tiny_model).prepare("cpu", "fp32")
 
 
-def store(count=12, seed=0):
-    levels = np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), np.uint8)
+def store(count=12, seed=0, side=16):
+    levels = np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
     return Store(levels, np.arange(count) % 3, ("tabby", "cat", "Golden retriever"))
 
 
@@ -66,6 +66,26 @@ def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
     assert found["psnr"][1] == pytest.approx(np.std(psnr, ddof=1) / 6**0.5, rel=0.05)
     assert (found["pictures"], found["calls"]) == (6, 4)  # two steps, each with a weaker question beside it
     assert "lpips" not in found
+
+
+def test_pictures_of_another_size_than_the_models(pipe, tmp_path):
+    """Are filled as the tool fills them, and made likewise."""
+    large = store(4, side=40)
+    work = Evaluation(pipe, tmp_path, {"large": large}, large)
+    found = work.result(Cell("large", "square", OURS, QUICK, 4))
+    hole, psnr, windows = holes("square", [0, 1, 2, 3], 40, 40), [], 0
+    for k, gap in enumerate(hole):
+        plan = pipe.plan_inpaint(large.pictures[k], gap, seed=k, steps=2, input_guidance=1.0)
+        (made,) = pipe.run(plan)
+        windows += pipe.work(plan)
+        inside = gap[0].numpy() > 0
+        error = ((made.pictures[0].levels.astype(float) - large.pictures[k])[inside] / 127.5) ** 2
+        psnr.append(10 * math.log10(4 / error.mean()))
+    assert found["psnr"][0] == pytest.approx(np.mean(psnr), abs=0.05)
+    assert found["calls"] == windows / 4 > 4  # more than one window
+    assert work.result(Cell("large", SAMPLES, OURS, QUICK, 10))["calls"] > 4
+    with pytest.raises(ValueError, match="fills pictures of the model's 16 pixels, not 40"):
+        work.check(Cell("large", "square", "repaint", QUICK, 4))
 
 
 def test_cells_of_the_same_pictures_are_compared_one_by_one(generator):
@@ -260,6 +280,10 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
     assert (tmp_path / "out" / "table.md").read_text().strip() in whole.output
     assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 5
     assert len(list((tmp_path / "out" / "sheets").glob("*.png"))) == 4
+    assert run(*common, "--size", 40, "--input-guidance", "0").exit_code == 0
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert [each["set"] for each in table] == ["photos at 40"] * 2
+    assert max(each["calls"] for each in table) > 1  # windows
 
 
 @pytest.mark.parametrize(
@@ -278,6 +302,8 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
         (("--methods", "magic"), "method must be one of"),
         (("--holes", "square,round"), "holes must be of extrema"),
         (("--count", "1"), "count must be an integer of at least 2"),
+        (("--size", "4"), "size must be an integer of at least 8"),
+        (("--size", "24", "--methods", "ddnm"), "fills pictures of the model's 16 pixels, not 24"),
         (("--samples", "3"), "count of samples must be an integer of at least 10"),
     ],
 )

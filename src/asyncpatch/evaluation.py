@@ -109,7 +109,7 @@ class Evaluation:
     pipeline: AsyncPatchPipeline
     folder: Path
     sets: dict[str, Store]
-    """Held-out pictures at the model's resolution, by name."""
+    """Held-out pictures, by name: square, of the model's resolution or any other."""
     training: Store | None = None
     """Pictures that samples, and filled pictures, should resemble; with labels."""
     lpips: LPIPS | None = None
@@ -178,6 +178,10 @@ class Evaluation:
             raise ValueError("--methods supervised goes by --solver ddim")
         if cell.method == SUPERVISED and cell.what != SAMPLES and cell.settings.schedule != SYNCHRONOUS:
             raise ValueError("--methods supervised goes by --schedule synchronous")
+        if cell.method != OURS and cell.what != SAMPLES:
+            side, window = self.sets[cell.set].pictures.shape[1], self.pipeline.model.resolution
+            if side != window:
+                raise ValueError(f"--methods {cell.method} fills pictures of the model's {window} pixels, not {side}")
         if self.training is not None:
             _ = self._network  # it may not be installed
         elif cell.what == SAMPLES:
@@ -200,9 +204,9 @@ class Evaluation:
 
     @torch.no_grad()
     def _filled(self, cell: Cell) -> Result:
-        store, side, device = self.sets[cell.set], self.pipeline.model.resolution, self.pipeline.unet.device
+        store, device = self.sets[cell.set], self.pipeline.unet.device
         chosen = spaced(len(store), cell.count)
-        hole = holes(cell.what, chosen, side, side)
+        hole = holes(cell.what, chosen, *store.pictures.shape[1:3])
         x = torch.from_numpy(store.pictures[chosen].copy()).permute(0, 3, 1, 2).float() / 127.5 - 1.0
         labels = [NULL_LABEL] * len(chosen)
         if cell.settings.class_guidance:
@@ -285,10 +289,10 @@ class Evaluation:
     @torch.no_grad()
     def _samples(self, cell: Cell) -> Result:
         assert self.training is not None
-        side = self.pipeline.model.resolution
+        height, width = self.training.pictures.shape[1:3]
         labels = self.training.labels[[k * len(self.training) // cell.count for k in range(cell.count)]]
         told = [NULL_LABEL if label < 0 else self.pipeline.label(self.training.names[label]) for label in labels]
-        tasks = [Task(blank(side, side), torch.ones(1, side, side), (k,), label) for k, label in enumerate(told)]
+        tasks = [Task(blank(height, width), torch.ones(1, height, width), (k,), label) for k, label in enumerate(told)]
         began = time.perf_counter()
         made, asked = self._run(Plan(tasks, cell.settings))
         seconds = time.perf_counter() - began

@@ -131,6 +131,8 @@ def evaluate(
     features: Annotated[str, typer.Option(help="in which sets are compared: lite (EfficientNet-Lite0), or inception "
                                           "(FID; needs torch-fidelity)")] = "lite",
     references: Annotated[int, typer.Option(help="training pictures to compare with, at most")] = 20_000,
+    size: Annotated[int | None, typer.Option(help="side of the pictures; a model takes any [default: its own]",
+                                             show_default=False)] = None,
     paste: Annotated[bool, typer.Option("--paste", help="for models of latents: outside of holes the original pixels, "
                                         "as the tool gives them, not decoded ones")] = False,
     batch: Annotated[int, typer.Option(help="pictures that the network sees at a time")] = 256,
@@ -199,7 +201,9 @@ def evaluate(
         paces = numbers("pace", pace)
         classes, inputs = numbers("class-guidance", class_guidance), numbers("input-guidance", input_guidance)
         filling = ways(list(itertools.product(inputs, classes)), new=False)
-        names = [Path(each).name for each in data]
+        if size is not None:
+            checks.at_least("size", size, 8)
+        names = [Path(each).name + (f" at {size}" if size else "") for each in data]
         if len(set(names)) < len(names):
             raise ValueError("two sets have the same name: evaluate them into folders of their own")
         cells = [
@@ -218,7 +222,7 @@ def evaluate(
         pipeline = open_pipeline(**given, compiled=compiled)
         cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]
 
-        side, sets = pipeline.model.resolution, {}
+        side, sets = size or pipeline.model.resolution, {}
         for name, each in zip(names, data, strict=True):
             found = open_split([each], "validation", side, cache) or open_split([each], "train", side, cache)
             if found is None:
