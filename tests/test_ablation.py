@@ -82,6 +82,7 @@ def test_what_is_computed_of_each():
         rivals = {each.method for each in found} - {OURS, "supervised"}
         assert rivals == ({"replacement", "repaint", "mcg", "ddrm", "ddnm", "deqir"} if name == "baseline" else set())
         assert all(each.count == 250 for each in found if each.method in rivals)
+        assert [each.method for each in found if each.method in rivals][:4] == ["repaint"] * (4 if rivals else 0)
         swept = [each for each in found if each.count == 500]
         assert len({each.settings for each in swept}) == len(swept) == (12 if name == "asyncpatch" else 0)
         plain = [each for each in found if each.count in (250, 1000) and each.method not in rivals]
