@@ -161,7 +161,8 @@ class Evaluation:
         made |= self._samples(cell) if cell.what == SAMPLES else self._filled(cell)
         self.file(cell).parent.mkdir(parents=True, exist_ok=True)
         temporary = self.file(cell).with_suffix(f".part{os.getpid()}")
-        temporary.write_text(json.dumps(made, indent=1) + "\n")
+        lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in made.items())
+        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         os.replace(temporary, self.file(cell))
         return made
 
