@@ -7,10 +7,10 @@
 ``train`` gives each variant the recipe ``ablation64_23m``; given again it goes on where it was stopped.
 ``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
 rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
-too, with input guidance and without, to be compared with. The AsyncPatch network also fills squares under several class
-and input guidances, in 500 pictures and 25 steps. Cells are kept, and may be computed on several machines. ``tables``
-writes OUT/results.md, OUT/results.png and OUT/guidance.png from whatever is there. ``--quick`` does it all in minutes
-on a CPU, to see that it works.
+too, with input guidance and without, to be compared with. Those of AsyncPatch and supervised also fill squares under
+several class and input guidances, in 500 pictures and 25 steps. Cells are kept, and may be computed on several
+machines. ``tables`` writes OUT/results.md, OUT/results.png and OUT/guidance.png from whatever is there. ``--quick``
+does it all in minutes on a CPU, to see that it works.
 
 With ``--latents`` all three are about models of the latents of an autoencoder (``train --autoencoder FOLDER``), at
 128x128, as in the paper's tables of those: AsyncPatch, the baseline with RePaint, and supervised, all on 1,000
@@ -36,7 +36,7 @@ from asyncpatch.train.config import MIXED
 from asyncpatch.train.run import train
 from evaluating import SET, line, opened
 
-BASELINE, SWEPT = "baseline", "asyncpatch"
+BASELINE = "baseline"
 KINDS = ("extrema", "square", "thin", "wide")
 CLASS_GUIDANCES, INPUT_GUIDANCES = (0.0, 0.5, 1.5), (0.0, 0.5, 1.0, 2.0)
 
@@ -51,8 +51,8 @@ class Suite:
     """That fill holes with the baseline's network."""
     few: int
     """Pictures in which they do, of the 1,000 that the others fill."""
-    sweep: bool
-    """Over guidances."""
+    swept: tuple[str, ...]
+    """That fill squares under several guidances."""
     fids: dict[str, float]
     papers_fid: str
     lpips: dict[str, tuple[float, float, float, float]]
@@ -72,7 +72,7 @@ PIXELS = Suite(
     },
     rivals=tuple(each for each in RIVALS if each != SUPERVISED),
     few=250,
-    sweep=True,
+    swept=("asyncpatch", SUPERVISED),
     fids={BASELINE: 1.74, "perlin": 2.05, "patchwise": 2.54, "asyncpatch": 1.77},
     papers_fid="of 50,000 samples of a network of 600M on ImageNet at 64x64",
     lpips={
@@ -87,7 +87,7 @@ LATENTS = Suite(
     variants={name: PIXELS.variants[name] for name in (BASELINE, "asyncpatch", SUPERVISED)},
     rivals=("repaint",),
     few=1000,
-    sweep=False,
+    swept=(),
     fids={BASELINE: 8.24, "asyncpatch": 8.06},
     papers_fid="of 50,000 samples of a latent network of 600M on ImageNet at 256x256",
     lpips={"repaint": (0.504, 0.206, 0.202, 0.198), "asyncpatch": (0.413, 0.162, 0.133, 0.152)},
@@ -105,7 +105,7 @@ def cells(suite: Suite, name: str, quick: bool) -> list[Cell]:
     for kind in KINDS:
         found += [Cell(SET, kind, own, plain, count) for count in sorted({many, few}, reverse=True)]
         found.append(Cell(SET, kind, own, replace(plain, input_guidance=1.0), few))
-    if suite.sweep and name == SWEPT:
+    if name in suite.swept:
         for first, second in itertools.product(CLASS_GUIDANCES, INPUT_GUIDANCES):
             how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
             found.append(Cell(SET, "square", own, how, some))
@@ -144,7 +144,10 @@ def tables(given: argparse.Namespace) -> None:
         for name in given.suite.variants
     }
     many, few = sizes(found)
-    swept = [row for row in found[SWEPT] if row["what"] != SAMPLES and row["pictures"] not in (many, few)]
+    swept = {
+        name: [row for row in found[name] if row["what"] != SAMPLES and row["pictures"] not in (many, few)]
+        for name in given.suite.swept
+    }
     lines = [
         *generation(given.suite, found), "", *inpainting(given.suite, found), "", *comparison(given.suite, found), "",
         *guidances(swept),
@@ -152,7 +155,7 @@ def tables(given: argparse.Namespace) -> None:
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     plot(found, given.output / "results.png")
-    guidance_plot(swept, given.output / "guidance.png")
+    guidance_plot([row for rows in swept.values() for row in rows], given.output / "guidance.png")
 
 
 def one(rows: Iterable[Result], **wanted: Any) -> Result | None:
@@ -262,19 +265,21 @@ def comparison(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     return lines
 
 
-def guidances(swept: list[Result]) -> list[str]:
-    if not swept:
+def guidances(swept: dict[str, list[Result]]) -> list[str]:
+    every = [row for rows in swept.values() for row in rows]
+    if not every:
         return []
     lines = [
-        f"Squares in {swept[0]['pictures']:,} pictures, {swept[0]['settings']['steps']} steps: LPIPS ± standard error, "
+        f"Squares in {every[0]['pictures']:,} pictures, {every[0]['settings']['steps']} steps: LPIPS ± standard error, "
         "Fréchet distance to the training set (EfficientNet-Lite0).", "",
-        line("class guidance", *(f"input guidance {each:g}" for each in INPUT_GUIDANCES)),
-        line(*["---"] * (1 + len(INPUT_GUIDANCES))),
+        line("trained with", "class guidance", *(f"input guidance {each:g}" for each in INPUT_GUIDANCES)),
+        line(*["---"] * (2 + len(INPUT_GUIDANCES))),
     ]  # fmt: skip
-    for first in CLASS_GUIDANCES:
-        rows = [one(swept, class_guidance=first, input_guidance=second) for second in INPUT_GUIDANCES]
+    for (name, found), first in itertools.product(swept.items(), CLASS_GUIDANCES):
+        rows = [one(found, class_guidance=first, input_guidance=second) for second in INPUT_GUIDANCES]
         texts = ["" if row is None else f"{mean_of(row, 'lpips')}, {row['frechet']:.1f}" for row in rows]
-        lines.append(line(f"{first:g}", *texts))
+        if any(texts):
+            lines.append(line(name, f"{first:g}", *texts))
     return lines
 
 

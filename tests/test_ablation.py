@@ -84,7 +84,9 @@ def test_what_is_computed_of_each():
         assert all(each.count == 250 for each in found if each.method in rivals)
         assert [each.method for each in found if each.method in rivals][:4] == ["repaint"] * (4 if rivals else 0)
         swept = [each for each in found if each.count == 500]
-        assert len({each.settings for each in swept}) == len(swept) == (12 if name == "asyncpatch" else 0)
+        assert (
+            len({each.settings for each in swept}) == len(swept) == (12 if name in ("asyncpatch", "supervised") else 0)
+        )
         plain = [each for each in found if each.count in (250, 1000) and each.method not in rivals]
         guided = [each.count for each in plain if each.settings.input_guidance]
         assert (len(plain), guided) == (12, [250] * 4)
@@ -114,10 +116,11 @@ def test_each_pair_of_guidances_stands_in_its_place():
     swept = [cell("square", OURS, 6, 0.125, input_), cell("square", OURS, 6, 0.25, ablation.INPUT_GUIDANCES[0])]
     for row in swept:
         row["settings"]["class_guidance"] = class_
-    table = [line.split("|")[1:-1] for line in ablation.guidances(swept) if line.startswith("|")]
-    row = next(row for row in table if row[0].strip() == f"{class_:g}")
-    assert [text.strip() for text in row[1:]] == ["0.2500 ± 0.0010, 25.0", "", "0.1250 ± 0.0010, 12.5", ""]
-    assert table[0][3].strip() == f"input guidance {input_:g}"
+    lines = ablation.guidances({"some": [], "other": swept})
+    head, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert rows == [["other", f"{class_:g}", "0.2500 ± 0.0010, 25.0", "", "0.1250 ± 0.0010, 12.5", ""]]
+    assert head[4] == f"input guidance {input_:g}"
+    assert ablation.guidances({"some": []}) == []
 
 
 def test_the_documented_figures_are_those_recorded(tmp_path, capsys):

@@ -462,10 +462,10 @@ def markdown(results: Iterable[Result]) -> str:
 def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     """Input guidance against class guidance, as a picture: LPIPS and Fréchet distance of filled holes, a line for each
     class guidance, along which input guidance grows. False, and no file, where there is nothing to compare."""
-    swept: dict[tuple[str, str, str], dict[str, list[tuple[float, float, float]]]] = {}
+    swept: dict[tuple[str, str, str, str], dict[str, list[tuple[float, float, float]]]] = {}
     for each in results:
-        if each["method"] == OURS and each["what"] != SAMPLES and "lpips" in each and "frechet" in each:
-            lines = swept.setdefault((each["set"], each["what"], each["features"]), {})
+        if each["method"] in FREE and each["what"] != SAMPLES and "lpips" in each and "frechet" in each:
+            lines = swept.setdefault((each["set"], each["what"], each["method"], each["features"]), {})
             how = each["settings"]
             point = (how["input_guidance"], each["lpips"][0], each["frechet"])
             rest = {
@@ -479,7 +479,7 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(swept), 5), layout="constrained")
-    for axes, ((name, kind, features), lines) in zip(
+    for axes, ((name, kind, method, features), lines) in zip(
         figure.subplots(1, len(swept), squeeze=False)[0], swept.items(), strict=True
     ):
         for title, points in sorted(lines.items()):
@@ -487,7 +487,7 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
             axes.plot(lpips, frechet, "o-", label=title)
             for value, across, up in zip(inputs, lpips, frechet, strict=True):
                 axes.annotate(f"{value:g}", (across, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axes.set(title=f"{name}, {kind}", xlabel="LPIPS", ylabel=f"Fréchet distance ({features})")
+        axes.set(title=f"{name}, {kind}, {method}", xlabel="LPIPS", ylabel=f"Fréchet distance ({features})")
         axes.locator_params(axis="x", nbins=6)
         axes.legend(title="numbers: input guidance", loc="upper center", bbox_to_anchor=(0.5, -0.15))  # beside no point
     figure.savefig(file, dpi=120)
