@@ -110,7 +110,8 @@ def cells(suite: Suite, name: str, quick: bool) -> list[Cell]:
             how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
             found.append(Cell(SET, "square", own, how, some))
     if name == BASELINE:
-        rivals = [each for each in suite.rivals if not quick or each in ("ddrm", "ddnm")]
+        quickest = {"ddrm", "ddnm"} & set(suite.rivals) or suite.rivals
+        rivals = [each for each in suite.rivals if not quick or each in quickest]
         rivals.sort(key=lambda each: each != "repaint")  # which the paper compares with comes first
         found += [Cell(SET, kind, rival, Settings(batch=batch), few) for rival in rivals for kind in KINDS]
     return found

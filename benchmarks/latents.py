@@ -112,8 +112,9 @@ def main() -> None:
     originals = torch.from_numpy(store.pictures[spaced(len(store), given.count)].copy()).permute(0, 3, 1, 2)
     likeness = Likeness(seen(originals), device)
     near, whole = [], []
-    for model in given.models:
-        sums, figures, back = measured(Autoencoder.load(model), store, given.count, device, lpips)
+    coders = [Autoencoder.load(model) for model in given.models]  # all, before any is measured
+    for model, coder in zip(given.models, coders, strict=True):
+        sums, figures, back = measured(coder, store, given.count, device, lpips)
         change, codes = (sums[0] / sums[2]).sqrt(), sums[1] / sums[2]
         near.append(line(str(model), *(f"{change[k]:.3f}, {codes[k]:.0%}" for k in range(1, FAR + 1))))
         whole.append(line(str(model), *figures[:2], f"{likeness.frechet(seen(back)):.2f}", figures[2]))

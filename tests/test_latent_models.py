@@ -13,7 +13,7 @@ from asyncpatch.cli import app
 from asyncpatch.codecs import Latents
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
-from asyncpatch.evaluation import Cell, Evaluation
+from asyncpatch.evaluation import Cell, Evaluation, markdown
 from asyncpatch.frames import Frames
 from asyncpatch.judging import judge, path_by_name, rank
 from asyncpatch.models.autoencoder import Autoencoder
@@ -124,7 +124,8 @@ def test_what_is_judged_is_decoded_unless_originals_are_asked_for(pipe, tmp_path
     for method in ("asyncpatch", "ddnm"):
         for paste in (False, True):
             work = Evaluation(pipe, tmp_path, {"noise": store}, paste=paste)
-            work.result(Cell("noise", "square", method, Settings(steps=2), 2))
+            row = work.result(Cell("noise", "square", method, Settings(steps=2), 2))
+            assert (row.get("pasted"), "pasted" in markdown([row])) == (paste or None, paste)
             known = (hole == 0).expand_as(x)
             assert torch.allclose(seen[-1][known], x[known], atol=1e-5) == paste
             codec = pipe.model.codec

@@ -133,7 +133,7 @@ class Evaluation:
             parts.append(hashlib.sha256(Path(schedule).read_bytes()).hexdigest())
         parts += [
             str(self.lpips is not None),
-            str(self.paste),
+            str(self.paste and cell.what != SAMPLES),
             "" if self.training is None else f"{_mark(self.training)}/{self.references}/{self.features}",
         ]
         mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
@@ -218,7 +218,7 @@ class Evaluation:
         fill = self._ours if cell.method == OURS else self._rival
         made, asked = fill(cell, x, hole, chosen, labels)
         seconds = time.perf_counter() - began
-        row: Result = {"pictures": len(x)}
+        row: Result = {"pictures": len(x), **({"pasted": True} if self.paste else {})}
 
         def measured(metric: Callable[..., Tensor], *what: Tensor) -> Tensor:
             """Of each picture; by parts, where the network is."""
@@ -505,13 +505,14 @@ def _row(texts: Sequence[str]) -> str:
 
 def _how(result: Result) -> str:
     """The method, and which of its settings are not the usual ones."""
+    words = ["pasted"] if result.get("pasted") else []
     if result["method"] not in FREE:
-        return str(result["method"])
-    usual, words = asdict(Settings()), []
+        return ", ".join([str(result["method"]), *words])
+    usual = asdict(Settings())
     for name, value in result["settings"].items():
         if name != "batch" and (value != usual[name] or name == "steps"):
             words.append(f"{name.replace('_', ' ')} {value}")
-    return f"{result['method']}, {', '.join(words)}"
+    return ", ".join([result["method"], *words])
 
 
 def _mean(values: Tensor) -> list[float]:

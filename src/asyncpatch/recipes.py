@@ -133,7 +133,8 @@ def smoke_vq() -> AutoencoderRecipe:
     """A tiny autoencoder at 32x32, whose pictures can be recognised after a minute on two cores."""
     return AutoencoderRecipe(
         resolution=32, width=16, multipliers=(1, 2), blocks=1, codes=256,
-        steps=250, batch=16, rate=2e-3, warmup=10, decay=0.5, ema=0.98, adversary_start=150, adversary_width=16,
+        steps=250, batch=16, rate=2e-3, warmup=10, decay=0.5, ema=0.98, adversary_start=150, adversary_lead=20,
+        adversary_width=16,
         log_every=10, save_every=50, picture_every=125,
     )  # fmt: skip
 

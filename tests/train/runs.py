@@ -15,7 +15,7 @@ TINY = Recipe(
 """For one test after the other: no pictures before the end."""
 TINY_VQ = AutoencoderRecipe(
     resolution=32, width=8, multipliers=(1, 2), blocks=1, codes=32, holes="square", perceptual=0.0, locality=0.0,
-    adversary_start=3, adversary_width=8,
+    adversary=0.75, adversary_start=3, adversary_lead=0, adversary_width=8,
     steps=6, batch=8, rate=1e-3, warmup=2, log_every=1, save_every=2, picture_every=100, device="cpu",
 )  # fmt: skip
 """The same of an autoencoder: its discriminator starts half way."""

@@ -172,21 +172,34 @@ def test_both_sides_of_the_contest_get_their_gradients(pieces):
         assert torch.allclose(p.grad, gradient, atol=1e-6)
 
 
-def test_the_discriminator_starts_late():
-    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=2)), some_batch()
+@pytest.mark.parametrize("lead", [0, 1])
+def test_the_discriminator_starts_late(lead):
+    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=2, adversary_lead=lead)), some_batch()
     alone = make_trainer(replace(TINY_VQ, adversary=0.0))
     assert alone.adversary is None
     first = [p.detach().clone() for p in trainer.adversary.parameters]
-    for step in range(4):
+    for step in range(4 + lead):
         found = trainer.update(batch)
         alone.update(batch)
         assert ("discriminator" in found) == (step >= 2)
         same = all(torch.equal(a, b) for a, b in zip(first, trainer.adversary.parameters, strict=True))
         assert same == (step < 2)
         unheard = all(torch.equal(a, b) for a, b in zip(alone.parameters, trainer.parameters, strict=True))
-        assert unheard == (step < 3)  # its weight is known after its first step
-    assert trainer.adversary.steps == 2
+        assert unheard == (step < 3 + lead)  # its weight is known after its first step
+    assert trainer.adversary.steps == 2 + lead
     assert trainer.take_measures()["discriminator"] > 0
+
+
+def test_an_averaged_network_is_judged_by_itself():
+    """Also its locality: by what it makes of the whole picture, not by what the network in training makes of it."""
+    trainer, batch = make_trainer(replace(TINY_VQ, locality=1.0, adversary=0.0)), some_batch()
+    made = trainer.averaged()
+    before = trainer.loss(made, batch).item()
+    assert before == pytest.approx(trainer.loss(trainer.net, batch).item(), rel=1e-5)
+    with torch.no_grad():
+        for weight in trainer.parameters:
+            weight.add_(0.3 * torch.randn_like(weight))
+    assert trainer.loss(made, batch).item() == before
 
 
 @pytest.mark.parametrize("start", [0, 100])

@@ -17,7 +17,8 @@ import itertools
 from torch import Tensor, nn
 from torch.nn import functional
 
-MOST = 1e4
+MOST = 10.0
+"""A discriminator that has nothing to say has small gradients: they must not be made large."""
 SMALLEST = 24
 """Pixels below which a picture has no patches left."""
 

@@ -13,8 +13,9 @@ Pictures x have holes m (some have none), and only what is known of them is to c
 L asks that known tokens be those of the whole picture, whatever the hole is; a token is known if nothing of its square
 is in the hole.
 
-From ``adversary_start`` on there is D, and its part in (3). The ratio there is that of the step before: so it is one of
-the whole global batch, however that is shared and cut in pieces. At D's first step it is 0.
+From ``adversary_start`` on there is D, and after ``adversary_lead`` steps, in which it learns alone, its part in (3).
+The ratio there is that of the step before: so it is one of the whole global batch, however that is shared and cut in
+pieces. Until there is one, it is 0.
 
 After each step, codes that are hardly used any more are moved to where something of the batch was encoded; the averages
 of the weights follow at once, since a code that was moved has no past.
@@ -70,6 +71,17 @@ def draw_holed(
     return Holed(x, hole, torch.arange(batch, device=device)[rows])
 
 
+class Whole(nn.Module):
+    """Encodes pictures without holes: a part of an autoencoder that is compiled for itself."""
+
+    def __init__(self, coder: Autoencoder) -> None:
+        super().__init__()
+        self.coder = coder
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.coder.encode(x)
+
+
 class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
     """An autoencoder in training, against a discriminator of ``adversary_width``."""
 
@@ -95,6 +107,10 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         if recipe.adversary:
             self.measures += ("adversary", "adversary_weight", "discriminator")
         super().__init__(recipe, net, accelerator, say)
+        self.whole = Whole(self.bare)
+        if self.compiled and recipe.locality:
+            self.whole.compile(fullgraph=True, dynamic=False)
+            self.compiled.append(self.whole)
         self.holes = draw_holes(recipe.holes, recipe.resolution).to(device)
         self.adversary: Pupil | None = None
         if recipe.adversary:
@@ -159,10 +175,11 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         parts = {"codebook": out.quantized.codebook, "commitment": out.quantized.commitment}
         total = parts["codebook"] + self.recipe.commitment * parts["commitment"]
         if self.recipe.locality:
+            coder: Any = self.bare if net is self.net else net
             with torch.no_grad(), self._arithmetic():
-                whole = self.bare.encode(batch.x)
+                whole = self.whole(batch.x) if net is self.net else coder.encode(batch.x)
             known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)
-            scale = self.bare.codebook.codes.detach().var().clamp_min(1e-6)
+            scale = coder.codebook.codes.detach().var().clamp_min(1e-6)
             parts["locality"] = ((out.e - whole).square() * known).mean() / scale
             total = total + self.recipe.locality * parts["locality"]
         return out, parts, total
@@ -248,7 +265,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         found = super().update(batch)
         if contested and self.adversary is not None:
             self.adversary.advance(self.recipe.rate_at(self.step - 1))
-            self.weight = self.recipe.adversary * balance(*self._mean(found["both"]).chunk(2))
+            if self.adversary.steps > self.recipe.adversary_lead:
+                self.weight = self.recipe.adversary * balance(*self._mean(found["both"]).chunk(2))
         book = self.bare.codebook
         book.note(self._mean(found["shares"]))
         perplexity = book.perplexity()

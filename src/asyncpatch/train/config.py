@@ -188,15 +188,16 @@ class AutoencoderRecipe(Training):
     )
     perceptual: float = setting(1.0, "weight of LPIPS; 0 for none")
     commitment: float = setting(0.25, "weight of what draws encodings to their codes (beta)")
-    adversary: float = setting(0.75, "weight of the discriminator, as a ratio of gradients; 0 for none")
+    adversary: float = setting(0.1, "weight of the discriminator, as a ratio of gradients; 0 for none")
     adversary_start: int = setting(10_000, "steps before there is a discriminator")
+    adversary_lead: int = setting(500, "steps more in which it learns alone, before it counts")
     adversary_width: int = setting(64, "channels of the discriminator's first layer")
     betas: tuple[float, ...] = setting((0.5, 0.9), "Adam's two decay rates")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._hold(("blocks", "latent_channels", "codes"), lambda value: value >= 1, "be at least 1")
-        weights = ("locality", "perceptual", "commitment", "adversary", "adversary_start")
+        weights = ("locality", "perceptual", "commitment", "adversary", "adversary_start", "adversary_lead")
         self._hold(weights, lambda value: value >= 0, "not be negative")
         self._hold(("whole",), lambda value: 0 <= value <= 1, "lie in [0, 1]")
         self._hold(("adversary_width",), lambda value: value >= 8 and value % 8 == 0, "be a multiple of 8")
