@@ -5,7 +5,7 @@ import torch
 
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
-from asyncpatch.sampling import draw_noise, generators, sample
+from asyncpatch.sampling import Ahead, draw_noise, generators, sample
 from asyncpatch.schedules import OpenLoop, autoregressive, from_map, inpainting, synchronous
 from asyncpatch.steps import churned_ddim, ddim, heun, multistep
 from finished import Silent
@@ -43,12 +43,13 @@ def test_an_empty_hole_returns_the_picture_bit_for_bit(process, generator):
 # --- randomness ---
 
 
-def test_a_sample_depends_on_its_seed_and_not_on_its_batch(process):
+@pytest.mark.parametrize("source_of", [generators, lambda seeds: Ahead(generators(seeds), draws=3)])
+def test_a_sample_depends_on_its_seed_and_not_on_its_batch(process, source_of):
     denoiser = random_gaussian(process, COLOUR)
     step = ddim(process, eta=1.0)
 
     def run(seeds):
-        source = generators(seeds)
+        source = source_of(seeds)
         z = draw_noise(torch.empty(len(seeds), *COLOUR), source)
         return sample(denoiser, synchronous(8), z, step=step, generator=source)
 
@@ -71,9 +72,21 @@ def test_noise_is_standard_normal_fresh_at_each_call_and_follows_its_generator()
     assert draw_noise(like.double(), source).dtype == torch.float64
 
 
+def test_noise_that_is_drawn_ahead_is_new_each_time():
+    like = torch.empty(4, 3, 32, 32)
+    source = Ahead(generators(range(4)), draws=3)
+    drawn = torch.stack([draw_noise(like, source) for _ in range(7)])
+    assert drawn.shape == (7, *like.shape)
+    assert drawn.mean().abs() < 0.02
+    assert drawn.std().item() == pytest.approx(1.0, abs=0.02)
+    rows = drawn.flatten(2).reshape(28, -1)
+    assert (rows @ rows.T / rows.shape[1] - torch.eye(28)).abs().max() < 0.12  # of any two, however drawn
+
+
 def test_a_wrong_number_of_generators_is_named():
-    with pytest.raises(ValueError, match=r"generator must be one, or one per sample \(3\), got 2"):
-        draw_noise(torch.empty(3, 1, 2, 2), generators([1, 2]))
+    for wrong in (generators([1, 2]), Ahead(generators([1, 2]))):
+        with pytest.raises(ValueError, match=r"generator must be one, or one per sample \(3\), got 2"):
+            draw_noise(torch.empty(3, 1, 2, 2), wrong)
 
 
 # --- the loop itself ---

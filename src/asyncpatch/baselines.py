@@ -34,7 +34,7 @@ from asyncpatch.guidance import Guided, drop_picture
 from asyncpatch.parameterization import from_x
 from asyncpatch.process import Process
 from asyncpatch.protocols import Ask, Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
-from asyncpatch.sampling import Generators, draw_noise, sample
+from asyncpatch.sampling import Ahead, Generators, draw_noise, sample
 from asyncpatch.schedules import synchronous
 from asyncpatch.steps import ddim
 
@@ -48,7 +48,7 @@ class Method:
     around: Callable[[Denoiser], Denoiser] | None = None
 
     def run(
-        self, denoiser: Denoiser, x: Tensor, *, cond: Cond | None = None, generator: Generators = None,
+        self, denoiser: Denoiser, x: Tensor, *, cond: Cond | None = None, generator: Generators | Ahead = None,
         callback: Callable[[Visit], object] | None = None,
     ) -> Tensor:  # fmt: skip
         """The pictures x with their holes filled, from pure noise."""

@@ -48,7 +48,7 @@ from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task, doubts
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
-from asyncpatch.sampling import generators
+from asyncpatch.sampling import Ahead, generators
 from asyncpatch.settings import SYNCHRONOUS, Settings
 
 OURS = "asyncpatch"
@@ -265,8 +265,8 @@ class Evaluation:
             e, open_ = model.codec.encode(xs, hs), model.codec.tokens(hs)
             method = RIVALS[cell.method](model.process, e, open_, **options)
             told = None if cell.method == "deqir" else Cond(label=torch.tensor(labels[some], device=device))
-            # their noise is drawn on the device: RePaint draws so much of it that it would take longer than the network
-            tokens = method.run(denoiser, e, cond=told, generator=generators(seeds[some], device))
+            # drawn on the device, and ahead: RePaint needs so much noise that it would take longer than the network
+            tokens = method.run(denoiser, e, cond=told, generator=Ahead(generators(seeds[some], device)))
             filled = model.codec.decode(torch.where(open_ > 0, tokens, e), (x.shape[2], x.shape[3]))
             made.append((model.codec.join(filled, xs, hs) if self.paste else filled).clamp(-1.0, 1.0).cpu())
         return torch.cat(made), counted.asked

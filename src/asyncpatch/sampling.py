@@ -22,27 +22,48 @@ from asyncpatch.protocols import Cond, Denoised, Denoiser, Schedule, Step, Visit
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
+class Ahead:
+    """One generator per sample, each asked for the noise of several draws at once. Where thousands of draws are made on
+    a GPU, a call for every sample at each of them would take longer than a small network does."""
+
+    def __init__(self, each: Sequence[torch.Generator], draws: int = 16) -> None:
+        checks.at_least("draws", draws)
+        self.each, self.draws = each, draws
+        self._left: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def noise(self, like: Tensor) -> Tensor:
+        """The next draw, for canvases that are all like this one."""
+        if not self._left:
+            several = like[:, None].expand(-1, self.draws, *like.shape[1:])
+            self._left = list(draw_noise(several, self.each).unbind(1))
+        return self._left.pop()
+
+
 def generators(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
     """One generator per sample. Then a picture depends on its own seed, not on what else is in its batch."""
     return [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
 
-def draw_noise(like: Tensor, generator: Generators = None) -> Tensor:
+def draw_noise(like: Tensor, generator: Generators | Ahead = None) -> Tensor:
     """A canvas of standard normal noise with the shape, device and dtype of ``like``.
 
     With one generator per sample (all of one device), sample i is drawn from generator i alone. Noise is drawn where
     its generator lives and moved: CPU generators give the same picture on every device, at the price of a copy.
     """
-    return _drawn(like, generator, torch.Tensor.normal_)
+    _check_generator(generator, len(like))
+    return generator.noise(like) if isinstance(generator, Ahead) else _drawn(like, generator, torch.Tensor.normal_)
 
 
 def draw_uniform(like: Tensor, generator: Generators = None) -> Tensor:
     """Numbers in [0, 1), as `draw_noise` draws its own."""
+    _check_generator(generator, len(like))
     return _drawn(like, generator, torch.Tensor.uniform_)
 
 
 def _drawn(like: Tensor, generator: Generators, fill: Callable[..., Tensor]) -> Tensor:
-    _check_generator(generator, len(like))
     if generator is None or isinstance(generator, torch.Generator):
         source = generator.device if generator is not None else like.device
         return fill(torch.empty(like.shape, device=source, dtype=like.dtype), generator=generator).to(like.device)
@@ -61,7 +82,7 @@ def sample(
     *,
     step: Step,
     cond: Cond | None = None,
-    generator: Generators = None,
+    generator: Generators | Ahead = None,
     callback: Callable[[Visit], object] | None = None,
 ) -> Tensor:
     """Carry the canvas ``z`` along the schedule and return what it became, [B, C, H, W].
@@ -73,7 +94,7 @@ def sample(
             a picture x it is ``process.diffuse(x, schedule.start(x), noise)``.
         step: how to get from one time field to the next; see ``asyncpatch.steps``.
         cond: what else the denoiser is told, such as a label.
-        generator: the randomness of the steps: one, or one per sample (``generators(seeds)``).
+        generator: the randomness of the steps: one, or one per sample (``generators(seeds)``), also ``Ahead``.
         callback: sees every visit (canvas, times, and x-hat as ``visit.out.x``; where the schedule needs no answer
             that may be anything, such as the canvas itself), and stops the loop by returning True; the canvas is then
             returned as it is.
@@ -137,7 +158,7 @@ def _check_cond(cond: Cond | None, batch: int) -> None:
 def _check_generator(generator: object, batch: int) -> None:
     if generator is None or isinstance(generator, torch.Generator):
         return
-    if not isinstance(generator, Sequence):
+    if not isinstance(generator, Sequence | Ahead):
         raise TypeError(f"generator must be a torch.Generator or a list of them, got {checks.shape_of(generator)}")
     if len(generator) != batch:
         raise ValueError(f"generator must be one, or one per sample ({batch}), got {len(generator)}")
