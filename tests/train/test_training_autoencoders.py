@@ -406,11 +406,12 @@ def test_batch_auto_finds_pieces(data, tmp_path, monkeypatch, capsys):
 
 def test_it_can_be_compiled_in_one_graph():
     """As on a GPU, but for the last stage, in which code is made."""
-    trainer, batch = make_trainer(replace(TINY_VQ, adversary_start=0, precision="bf16")), some_batch()
-    trainer.bare.compile(fullgraph=True, dynamic=False, backend="aot_eager")
-    plain = make_trainer(replace(TINY_VQ, adversary_start=0, precision="bf16"))
+    recipe, batch = replace(TINY_VQ, adversary_start=0, locality=1.0, precision="bf16"), some_batch()
+    trainer, plain = make_trainer(recipe), make_trainer(recipe)
+    for part in (trainer.bare, trainer.whole):
+        part.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     found, wanted = (each.update(batch) for each in (trainer, plain))
-    for name in ("loss", "gradient_norm", "discriminator", "both"):
+    for name in ("loss", "gradient_norm", "discriminator", "both", "locality"):
         assert torch.allclose(found[name], wanted[name], rtol=0.02, atol=1e-3), name
     assert all(p.dtype == torch.float32 for p in trainer.parameters)
 

@@ -139,3 +139,41 @@ def test_a_network_that_is_shown_what_is_known_of_latents(data, coder, tmp_path)
     model = Model.load(train(recipe, data, tmp_path / "run", quiet=True))
     assert model.net.config["given"]
     assert len(list((tmp_path / "run/pictures").glob("inpainting-*.png"))) == 1
+
+
+def test_pictures_are_encoded_by_what_is_compiled_or_without(coder, monkeypatch):
+    """The same latents: compiled (all but the last stage, in which code is made), or after that has failed."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    net, said = Autoencoder.load(coder).eval(), []
+    x, hole = torch.rand(2, 3, 16, 16) * 2 - 1, torch.zeros(2, 1, 16, 16)
+    hole[..., 4:9] = 1
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda what, **how: compile_(what, **how, backend="aot_eager"))
+    quick = trainer.Quick(net, said.append)
+
+    def broken(*given):
+        raise BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
+
+    with torch.no_grad():
+        wanted = net.encode(x, hole)
+        assert torch.allclose(quick.encode(x, hole), wanted, atol=1e-5)
+        assert (quick.factor, said) == (net.factor, [])
+        quick.compiled = broken
+        for _ in range(2):
+            assert torch.equal(quick.encode(x, hole), wanted)
+    assert len(said) == 1
+    assert "without it, which is slower" in said[0]
+
+
+def test_where_networks_are_compiled_the_autoencoder_is_too(data, coder, tmp_path, monkeypatch):
+    used = []
+
+    def compiled(what, **how):
+        return lambda *given: used.append(len(given[0])) or what(*given)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: None)
+    recipe = replace(RECIPE, steps=2, autoencoder=coder, holes="square", times="global", compile="on")
+    train(recipe, data, tmp_path / "run", quiet=True)
+    assert used == [recipe.batch] * 4  # at each step whole pictures, and what is known of them

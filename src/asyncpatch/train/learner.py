@@ -210,7 +210,7 @@ class Learner(ABC, Generic[Told, Batch, Made]):
         try:
             return self.update(batch)
         except Exception as error:
-            if not self.compiled or not _from_compiler(error):
+            if not self.compiled or not from_compiler(error):
                 raise
             first = str(error).strip().splitlines()[0]
             self.say(f"torch.compile does not work here ({first}); going on without it, which is slower")
@@ -313,5 +313,5 @@ def held_out(held: Store, device: torch.device) -> Iterator[tuple[Pictures, int]
         yield shown, seed_for("held out", start)
 
 
-def _from_compiler(error: Exception) -> bool:
+def from_compiler(error: Exception) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from asyncpatch import time_sampling
-from asyncpatch.codecs import PIXELS, Codec, Latents
+from asyncpatch.codecs import PIXELS, Codec, Coder, Latents
 from asyncpatch.data.feed import Feed, Pictures, StoredFeed, room
 from asyncpatch.data.store import Store
 from asyncpatch.likelihood import SPAN
@@ -25,7 +25,7 @@ from asyncpatch.train.config import NEEDED, Recipe
 from asyncpatch.train.errors import TrainingError
 from asyncpatch.train.grids import eight_of, inpainting_grid, sample_grid
 from asyncpatch.train.inputs import Say, draw_holes, kinds_of_holes, shown
-from asyncpatch.train.learner import Learner, held_out
+from asyncpatch.train.learner import Learner, from_compiler, held_out
 from asyncpatch.train.watch import Watch
 
 
@@ -82,6 +82,30 @@ def all_tokens(recipe: Recipe, store: Store, codec: Codec, device: torch.device)
     return found
 
 
+class Quick:
+    """A coder that encodes batches of one size, compiled; without that, where it does not work."""
+
+    def __init__(self, coder: Coder, say: Say) -> None:
+        self.coder, self.say, self.factor = coder, say, coder.factor
+        self.compiled: Any = torch.compile(coder.encode, fullgraph=True, dynamic=False)
+
+    def encode(self, x: Tensor, hole: Tensor) -> Tensor:
+        if self.compiled is None:
+            return self.coder.encode(x, hole)
+        try:
+            encoded: Tensor = self.compiled(x, hole)
+            return encoded
+        except Exception as error:
+            if not from_compiler(error):
+                raise
+            self.say("torch.compile does not work for the autoencoder here; going on without it, which is slower")
+            self.compiled = None
+            return self.coder.encode(x, hole)
+
+    def decode(self, e: Tensor) -> Tensor:
+        return self.coder.decode(e)
+
+
 class Trainer(Learner[Recipe, Batch, Model]):
     """A denoising network in training."""
 
@@ -99,6 +123,10 @@ class Trainer(Learner[Recipe, Batch, Model]):
         stock = draw_holes(recipe.holes, recipe.resolution) if recipe.holes else None
         self.holes = None if stock is None else stock.to(accelerator.device)
         super().__init__(recipe, model.net, accelerator, say)
+        self.codec = model.codec
+        """For training batches."""
+        if isinstance(model.codec, Latents) and self.compiled:
+            self.codec = replace(model.codec, coder=Quick(model.codec.coder, say))
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -177,9 +205,7 @@ class Trainer(Learner[Recipe, Batch, Model]):
 
     def draw(self, pictures: Pictures, rows: slice, seed: int) -> Batch:
         with self._arithmetic():
-            return draw_batch(
-                self.recipe, pictures, self.recipe.batch, rows, seed, self.holes, self.model.codec, self.tokens
-            )
+            return draw_batch(self.recipe, pictures, self.recipe.batch, rows, seed, self.holes, self.codec, self.tokens)
 
     def loss(self, net: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
