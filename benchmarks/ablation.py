@@ -218,10 +218,8 @@ def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     head = ("method", "pictures", "calls")
     near = [line(*head, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 7)]
     like = [line(*head, *KINDS), line(*["---"] * 7)]
-    for title, name, which in methods(suite):
-        count = few if which["method"] not in FREE or which["input_guidance"] else many
+    for (title, name, which), count in itertools.product(methods(suite), sorted({many, few}, reverse=True)):
         rows = [one(found[name], what=kind, pictures=count, **which) for kind in KINDS]
-        same = [one(found[name], what=kind, pictures=few, **which) for kind in KINDS]
         there = next((row for row in rows if row is not None), None)
         if there is None:
             continue
@@ -231,8 +229,9 @@ def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
         papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
         texts = [mean_of(row, "lpips") + paper for row, paper in zip(rows, papers, strict=True)]
         near.append(line(title, f"{count:,}", calls, *texts))
-        texts = ["" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in same]
-        like.append(line(title, f"{few:,}", calls, *texts))
+        if count == few:
+            texts = ["" if row is None else f"{row['frechet']:.1f}, {row['psnr'][0]:.2f} dB" for row in rows]
+            like.append(line(title, f"{few:,}", calls, *texts))
     return [
         f"LPIPS ± standard error over pictures (in brackets the paper's, {suite.papers_lpips}). The supervised network "
         f"was trained on {suite.variants[SUPERVISED]['holes'].replace(',', ', ')} holes: extrema are new to it.", "",

@@ -81,6 +81,8 @@ def test_noise_that_is_drawn_ahead_is_new_each_time():
     assert drawn.std().item() == pytest.approx(1.0, abs=0.02)
     rows = drawn.flatten(2).reshape(28, -1)
     assert (rows @ rows.T / rows.shape[1] - torch.eye(28)).abs().max() < 0.12  # of any two, however drawn
+    with pytest.raises(ValueError, match=r"drawn ahead for \(4, 3, 32, 32\), not for \(4, 3, 8, 8\)"):
+        draw_noise(torch.empty(4, 3, 8, 8), source)
 
 
 def test_a_wrong_number_of_generators_is_named():

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
 from asyncpatch.shelf import Shelf
 
 GREY = np.full((96, 96, 3), 128, np.uint8)
@@ -86,6 +86,22 @@ def test_who_knows_the_label(label, size, name, shelf):
     said = shelf.about[name].labels[task.label].lower() if task.label >= 0 else None
     assert said == ("golden retriever" if label == "2" else label and label.lower())
     assert task.hole.shape[1:] == (size or (16, 16))
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "side"), [(None, "", 16), ("brick", "", 32), ("cat", "", 16), ("cat", "large", 32), ("2", "", 16)]
+)
+def test_the_side_of_a_new_picture_is_that_of_the_model_that_makes_it(label, name, side, shelf):
+    assert shelf.side(label, name) == side
+    found = shelf.choose(lambda pipeline: pipeline.plan_generate(label), label, name)
+    assert found.plan.tasks[0].hole.shape[1:] == (side, side)
+
+
+def test_a_name_is_noted_where_it_means_something(shelf, two_ship, tiny_model):
+    assert shelf.noted("small") == "small"  # there is another here
+    assert Shelf({"model": tiny_model}, AsyncPatchPipeline.from_pretrained).noted("model") == ""
+    shipped = {"small": shipped_models()["small"]}  # others may ship later
+    assert Shelf(shipped, AsyncPatchPipeline.from_pretrained).noted("small") == "small"
 
 
 def test_a_label_that_none_knows_is_explained(shelf):

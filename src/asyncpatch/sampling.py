@@ -36,6 +36,8 @@ class Ahead:
 
     def noise(self, like: Tensor) -> Tensor:
         """The next draw, for canvases that are all like this one."""
+        if self._left and self._left[0].shape != like.shape:
+            raise ValueError(f"noise was drawn ahead for {tuple(self._left[0].shape)}, not for {tuple(like.shape)}")
         if not self._left:
             several = like[:, None].expand(-1, self.draws, *like.shape[1:])
             self._left = list(draw_noise(several, self.each).unbind(1))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from asyncpatch.completion import boxes, halvings
 from asyncpatch.models.folder import HEAD, index_of
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, doubts
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan, doubts, shipped_models
 
 
 class About(NamedTuple):
@@ -73,12 +73,25 @@ class Shelf:
         """That any of them knows."""
         return list(dict.fromkeys(label for each in self.about.values() for label in each.labels))
 
+    def side(self, label: str | None = None, name: str = "") -> int:
+        """Of a new picture whose size is not said."""
+        return self.about[name if name in self.about else self._able(label)[0]].resolution
+
+    def noted(self, name: str) -> str:
+        """A model's name where it means something elsewhere too: not that of a folder of one's own, which is the only
+        one here."""
+        return name if len(self.about) > 1 or shipped_models().get(name) == self._folders[name] else ""
+
+    def _able(self, label: str | None) -> list[str]:
+        """Those that know a label. One that none knows may be a number, of the usual model's; else that model says what
+        is wrong with it."""
+        return [each for each, of in self.about.items() if label is None or of.knows(label)] or [self.usual]
+
     def choose(self, make: Callable[[AsyncPatchPipeline], Plan], label: str | None = None, name: str = "") -> Chosen:
         """The model for what ``make`` plans, which is to show ``label``; or the one of that name."""
         if name:
             return Chosen(name, self[name], make(self[name]))
-        # a label that none knows may be a number, of the usual model's; else that model says what is wrong with it
-        able = [each for each, of in self.about.items() if label is None or of.knows(label)] or [self.usual]
+        able = self._able(label)
         first, plan = able[0], make(self[able[0]])
         if doubts(plan.settings.schedule):
             able = [each for each in able if self.about[each].says_how_sure] or [first]

@@ -175,9 +175,10 @@ def test_the_model_is_chosen_for_the_hole_or_said(here, two_ship):
         command = ["inpaint", "photo.png", "--mask", "mask.png", "-o", name, "--seed", "1", "--steps", "2"]
         done = CliRunner().invoke(app, [*command, "--device", "cpu", "--precision", "fp32", *said])
         assert done.exit_code == 0, done.output
+        told.append(done.stderr.split("\n")[0])
         return np.asarray(Image.open(name))
 
-    pictures = {}
+    pictures, told = {}, []
     for name in ("small", "large"):
         pipe = AsyncPatchPipeline.from_pretrained(name).prepare("cpu", "fp32")
         for grow in (0, 3):  # a hole of 10 pixels, which a window of 16 sees across, and one of 16
@@ -188,6 +189,7 @@ def test_the_model_is_chosen_for_the_hole_or_said(here, two_ship):
             assert np.array_equal(said, pictures[name, grow])
     for name, other, grow in (("small", "large", 0), ("large", "small", 3)):
         assert np.array_equal(made(f"{grow}.png", "--grow", str(grow)), pictures[name, grow])
+        assert told[-1] == f"model {name}"
         assert not np.array_equal(pictures[name, grow], pictures[other, grow])
 
 

@@ -416,6 +416,24 @@ def test_it_can_be_compiled_in_one_graph():
     assert all(p.dtype == torch.float32 for p in trainer.parameters)
 
 
+def test_a_compiler_that_fails_is_done_without_also_while_memory_is_probed(data, tmp_path, monkeypatch, capsys):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    compiled = []
+
+    def broken(*given):
+        raise BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
+
+    def compile_(self, **how):
+        compiled.append(type(self).__name__)
+        self._compiled_call_impl = broken
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_)
+    train(replace(TINY_VQ, locality=1.0, compile="on", accumulate="auto", steps=2), data, tmp_path / "run")
+    assert compiled == ["Autoencoder", "Whole"]
+    assert "torch.compile does not work here" in capsys.readouterr().err
+
+
 def test_on_the_command_line(tmp_path):
     def run(*arguments):
         return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})

@@ -121,7 +121,11 @@ class Job:
 
     def choose(self, make: Callable[[AsyncPatchPipeline], Plan]) -> Chosen:
         """The model for what is planned."""
-        return self.shelf().choose(make, self.label)
+        shelf = self.shelf()
+        chosen = shelf.choose(make, self.label)
+        if len(shelf.about) > 1:
+            typer.echo(f"model {chosen.name}", err=True)
+        return chosen
 
     def targets(self, name: str, inputs: Sequence[Path] = ()) -> list[Path]:
         """The files that will be written, of which ``name`` is the default; that they may be is looked at here."""

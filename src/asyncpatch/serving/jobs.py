@@ -160,9 +160,7 @@ class Workshop:
                 "smaller hole or picture, fewer steps, or fewer candidates"
             )
         preview = Preview(plan, pipeline.model.resolution)
-        # the notes of a picture name the model where another might be chosen
-        model = name if len(self.shelf.about) > 1 else ""
-        asked = replace(request, seed=seeds[0], n=len(seeds), model=model)
+        asked = replace(request, seed=seeds[0], n=len(seeds), model=self.shelf.noted(name))
         job = Job(asked, given, Chosen(name, pipeline, plan), work, preview)
         with self._changed:
             self._room(job.pixels)

@@ -219,8 +219,9 @@ class Page:
     def _order_surface(self, session: Session, controls: Controls) -> dict[str, Any] | None:
         tool = MAKES[controls.make]
         if tool == "generate":
-            side = self.workshop.shelf.resolution
-            height, width = controls.request("generate").size or (side, side)
+            request = controls.request("generate")
+            side = self.workshop.shelf.side(request.label or None, request.model)
+            height, width = request.size or (side, side)
             if height * width > self.workshop.limits.pixels:
                 return None
             return {"src": "", **_canvas(height, width)}
@@ -255,7 +256,7 @@ class Page:
         if picture is None:
             if request.tool != "generate":
                 raise ValueError("open a picture first: drop one on the left, or take an example")
-            side = self.workshop.shelf.resolution
+            side = self.workshop.shelf.side(request.label or None, request.model)
             size = request.size or (side, side)
         else:
             size = picture.height + request.top + request.bottom, picture.width + request.left + request.right
@@ -294,7 +295,7 @@ def restored(request: Request, shelf: Shelf) -> dict[str, Any]:
         if control in RANGES:
             value = min(max(value, RANGES[control][0]), RANGES[control][1])
         said[control] = (value or None) if name in ("width", "height") else value
-    told = ("n", "label", "seed", "model", *request.settings)
+    told = ("n", "label", "seed", *(["model"] if request.model in shelf.about else []), *request.settings)
     more = {name: value for name, value in request.flat().items() if name in told}
 
     def hold(name: str, otherwise: Any) -> None:

@@ -15,7 +15,7 @@ is in the hole.
 
 From ``adversary_start`` on there is D, and after ``adversary_lead`` steps, in which it learns alone, its part in (3).
 The ratio there is that of the step before: so it is one of the whole global batch, however that is shared and cut in
-pieces. Until there is one, it is 0.
+pieces. Until there is one, it is 0; it is at most ``discriminator.MOST``.
 
 After each step, codes that are hardly used any more are moved to where something of the batch was encoded; the averages
 of the weights follow at once, since a code that was moved has no past.

@@ -228,7 +228,9 @@ class Learner(ABC, Generic[Told, Batch, Made]):
         """
         if self.recipe.shard:
             raise TrainingError("--batch auto cannot be combined with --shard; set --accumulate yourself")
-        forward, self.bare._compiled_call_impl = self.bare._compiled_call_impl, None
+        forwards = [each._compiled_call_impl for each in self.compiled]
+        for each in self.compiled:
+            each._compiled_call_impl = None
         rows, size = len(batch.x), sum(p.numel() for pupil in self.pupils for p in pupil.parameters)
         for pieces in (each for each in range(1, rows + 1) if rows % each == 0):
             reserve = None
@@ -245,7 +247,8 @@ class Learner(ABC, Generic[Told, Batch, Made]):
             if self.meter.device.type == "cuda":
                 torch.cuda.empty_cache()
             if self.all_agree(fits):
-                self.bare._compiled_call_impl = forward
+                for each, forward in zip(self.compiled, forwards, strict=True):
+                    each._compiled_call_impl = forward
                 self.say(f"memory holds {rows // pieces} pictures at a time: --accumulate {pieces}")
                 return pieces
         raise TrainingError(f"out of memory even with one picture at a time: {self.smaller}")
