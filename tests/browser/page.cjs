@@ -418,8 +418,8 @@ const tests = {
     await visitor.page.click("async-job summary");
     await visitor.page.waitForFunction(() => document.querySelector("async-job pre.python code").textContent);
     const said = await visitor.page.locator("async-job pre.command").textContent();
-    assert.equal(said, "asyncpatch generate --size 64x64 --seed 3 --steps 2 -o out.png");
-    assert.match(await visitor.page.locator("async-job pre.python").textContent(), /pipe\.generate\(size=\(64, 64\), seed=3, steps=2\)/);
+    assert.equal(said, "asyncpatch generate --size 64x64 --seed 3 --model asyncpatch-64 --steps 2 -o out.png");
+    assert.match(await visitor.page.locator("async-job pre.python").textContent(), /from_pretrained\('asyncpatch-64'\)[^]*pipe\.generate\(size=\(64, 64\), seed=3, steps=2\)/);
     await visitor.page.getByRole("button", { name: "Copy as command line" }).click();
     await visitor.page.waitForSelector("async-job button:text('Copied')");
     assert.equal(await visitor.page.evaluate(() => navigator.clipboard.readText()), said);

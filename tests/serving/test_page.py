@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from asyncpatch.images import picture_from, png_of
+from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
 from asyncpatch.request import KEY, Request
 from asyncpatch.serving.jobs import Workshop
 from asyncpatch.serving.page import (
@@ -32,6 +33,7 @@ from asyncpatch.serving.page import (
     restored,
 )
 from asyncpatch.serving.server import application
+from asyncpatch.shelf import Shelf
 from uploads import png
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +157,14 @@ def test_what_no_control_can_say_is_restored_too(given, shelf):
         assert low <= back.get(name, low) <= high
     again = controls(**back).request(request.tool, ordered="order" in back)
     assert request.flat().items() <= {"steps": 16, **again.flat()}.items()
+
+
+@pytest.mark.parametrize(("model", "more"), [("large", "model=large"), ("small", "model=small"), ("gone", "")])
+def test_the_model_of_a_picture_is_restored_where_there_is_a_choice(model, more, two_ship, shelf):
+    request = Request(tool="generate", model=model)
+    several = Shelf(shipped_models(), AsyncPatchPipeline.from_pretrained)
+    assert restored(request, several)["more"] == more
+    assert restored(request, shelf)["more"] == ""
 
 
 def test_what_belongs_to_a_tool_does_not_disturb_the_others(shelf):

@@ -295,7 +295,8 @@ def restored(request: Request, shelf: Shelf) -> dict[str, Any]:
         if control in RANGES:
             value = min(max(value, RANGES[control][0]), RANGES[control][1])
         said[control] = (value or None) if name in ("width", "height") else value
-    told = ("n", "label", "seed", *(["model"] if request.model in shelf.about else []), *request.settings)
+    chosen = len(shelf.about) > 1 and request.model in shelf.about  # else there is nothing to choose, or no such model
+    told = ("n", "label", "seed", *(["model"] if chosen else []), *request.settings)
     more = {name: value for name, value in request.flat().items() if name in told}
 
     def hold(name: str, otherwise: Any) -> None:
