@@ -151,7 +151,7 @@ def tables(given: argparse.Namespace) -> None:
     }
     lines = [
         *generation(given.suite, found), "", *inpainting(given.suite, found), "", *comparison(given.suite, found), "",
-        *guidances(swept),
+        *guidances(swept), "", *guided(given.suite, found, few),
     ]  # fmt: skip
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
@@ -254,12 +254,9 @@ def comparison(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
         texts, calls = [], ""
         for kind, theirs in repaint.items():
             row = theirs and one(found[name], what=kind, pictures=theirs["pictures"], **which)
-            if row is None or theirs is None or row is theirs or not ("each" in row and "each" in theirs):
-                texts.append("")
-                continue
-            change, error = paired(row, theirs)
-            calls = f"{row['calls'] / theirs['calls']:.3f}"
-            texts.append(f"{change:+.1%} ± {1.96 * error:.1%}")
+            texts.append(beside(row, theirs))
+            if row is not None and theirs is not None and texts[-1]:
+                calls = f"{row['calls'] / theirs['calls']:.3f}"
         if any(texts):
             lines.append(line(title, calls, *texts))
     return lines
@@ -271,16 +268,47 @@ def guidances(swept: dict[str, list[Result]]) -> list[str]:
         return []
     lines = [
         f"Squares in {every[0]['pictures']:,} pictures, {every[0]['settings']['steps']} steps: LPIPS ± standard error, "
-        "Fréchet distance to the training set (EfficientNet-Lite0).", "",
+        "Fréchet distance to the training set (EfficientNet-Lite0), and by how much LPIPS differs from that without "
+        "guidance, with intervals of 95 % over pictures.", "",
         line("trained with", "class guidance", *(f"input guidance {each:g}" for each in INPUT_GUIDANCES)),
         line(*["---"] * (2 + len(INPUT_GUIDANCES))),
     ]  # fmt: skip
     for (name, found), first in itertools.product(swept.items(), CLASS_GUIDANCES):
         rows = [one(found, class_guidance=first, input_guidance=second) for second in INPUT_GUIDANCES]
-        texts = ["" if row is None else f"{mean_of(row, 'lpips')}, {row['frechet']:.1f}" for row in rows]
+        plain, texts = one(found, class_guidance=0.0, input_guidance=0.0), []
+        for row in rows:
+            change = beside(row, plain)
+            figures = "" if row is None else f"{mean_of(row, 'lpips')}, {row['frechet']:.1f}"
+            texts.append(f"{figures} ({change})" if change else figures)
         if any(texts):
             lines.append(line(name, f"{first:g}", *texts))
     return lines
+
+
+def guided(suite: Suite, found: dict[str, list[Result]], few: int) -> list[str]:
+    lines = [
+        f"LPIPS with input guidance 1 against that without, on the same {few:,} pictures, with intervals of 95 %:", "",
+        line("trained with", *KINDS), line(*["---"] * (1 + len(KINDS))),
+    ]  # fmt: skip
+    for name in suite.variants:
+        texts = []
+        for kind in KINDS:
+            with_, without = (
+                one(found[name], what=kind, pictures=few, method=SUPERVISED if name == SUPERVISED else OURS,
+                    input_guidance=each) for each in (1.0, 0.0)
+            )  # fmt: skip
+            texts.append(beside(with_, without))
+        if any(texts):
+            lines.append(line(name, *texts))
+    return lines
+
+
+def beside(row: Result | None, other: Result | None) -> str:
+    """By how much a row's LPIPS is above another's, of the same pictures, if both are there."""
+    if row is None or other is None or row is other or not ("each" in row and "each" in other):
+        return ""
+    change, error = paired(row, other)
+    return f"{change:+.1%} ± {1.96 * error:.1%}"
 
 
 def plot(found: dict[str, list[Result]], file: Path) -> None:

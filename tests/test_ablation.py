@@ -119,8 +119,21 @@ def test_each_pair_of_guidances_stands_in_its_place():
     lines = ablation.guidances({"some": [], "other": swept})
     head, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     assert rows == [["other", f"{class_:g}", "0.2500 ± 0.0010, 25.0", "", "0.1250 ± 0.0010, 12.5", ""]]
+    plain = {**swept[1], "settings": {**swept[1]["settings"], "class_guidance": 0.0}}
+    lines = ablation.guidances({"other": [*swept, plain]})
+    assert "0.1250 ± 0.0010, 12.5 (-50.0% ± " in lines[-1]  # against 0.25, without any guidance
+    assert "(" not in lines[-2]
     assert head[4] == f"input guidance {input_:g}"
     assert ablation.guidances({"some": []}) == []
+
+
+def test_input_guidance_is_compared_on_the_same_pictures():
+    rows = [cell("thin", OURS, 4, 0.1, 1.0), cell("thin", OURS, 4, 0.2), cell("thin", OURS, 8, 0.7)]
+    found = {name: rows if name == "perlin" else [] for name in ablation.PIXELS.variants}
+    (row,) = [line.split("|")[1:-1] for line in ablation.guided(ablation.PIXELS, found, 4) if "perlin" in line]
+    texts = [text.strip() for text in row]
+    assert texts[:3] + texts[4:] == ["perlin", "", "", ""]
+    assert texts[3].startswith("-50.0% ± ")
 
 
 def test_the_documented_figures_are_those_recorded(tmp_path, capsys):

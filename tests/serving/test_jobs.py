@@ -71,6 +71,9 @@ def test_a_job_has_its_model_and_says_which(two_ship, files):
             assert "model=" not in job.request.python()
         with pytest.raises(ValueError, match="no model 'huge' here, only small, large"):
             workshop.submit(Request(tool="generate", model="huge"))
+        workshop.seconds_per_window = {"small": 0.0, "large": 1e9}
+        with pytest.raises(ValueError, match="this would take about"):
+            workshop.submit(Request(tool="inpaint", settings=QUICK, **how), Given(*files))
         workshop.limits = Limits(megapixels=0.0009)
         with pytest.raises(ValueError, match=r"may have 0.0009 million pixels"):  # if the large one makes it
             workshop.submit(Request(tool="generate"))
