@@ -184,6 +184,8 @@ def test_distances_of_known_laws(generator):
     assert min(near["precision"], near["recall"]) > 0.8
     assert far["precision"] < near["precision"]
     assert like.all(b) == near == Likeness(a).all(b)
+    assert far["frechet error"] == pytest.approx((4 * 8 * 0.25 / 4000) ** 0.5, rel=0.1)  # |m - m'| = 0.5 in 8 features
+    assert "frechet error" not in like.all(b[:8])
 
 
 def test_samples_are_compared_with_the_training_set(pipe, tmp_path):

@@ -17,9 +17,11 @@ from torch.nn import functional
 
 from asyncpatch import metrics
 from asyncpatch.data.masks import holes
+from asyncpatch.evaluation import Likeness
 from asyncpatch.metrics import (
     LPIPS,
     LPIPS_VARIABLE,
+    frechet_error,
     kernel_distance,
     precision_and_recall,
     psnr_in_hole,
@@ -223,6 +225,35 @@ def test_precision_and_recall_of_the_same_law_are_high_and_of_a_narrow_one_diffe
     assert min(same) > 0.75
     assert less[0] > 0.9
     assert less[1] < 0.3
+
+
+def test_the_error_of_a_frechet_distance_of_gaussians(generator):
+    """Of Gaussians with independent features the distance is the sum of (m - m')^2 + (s - s')^2, where the mean of M
+    pictures varies by s'^2 / M and their deviation by s'^2 / 2M: the distance by 4 and (s - s')^2 / s'^2 times that."""
+    count, deviations = 20_000, torch.tensor([0.5, 1.0, 2.0, 3.0])
+    shift, scale = torch.tensor([0.3, 0.0, -0.5, 0.1]), torch.tensor([1.5, 0.8, 1.0, 1.1])
+    real = torch.randn(40_000, 4, generator=generator) * deviations + 7.0
+    made = torch.randn(count, 4, generator=generator) * deviations * scale + 7.0 + shift
+    theirs = deviations * scale
+    variance = (4 * shift**2 + 2 * (theirs - deviations) ** 2) * theirs**2 / count
+    assert frechet_error(real, made) == pytest.approx(float(variance.sum().sqrt()), rel=0.05)
+    with pytest.raises(ValueError, match=r"more than d pictures each.* \[4, 4\]"):
+        frechet_error(real, made[:4])
+
+
+def test_the_error_of_a_frechet_distance_of_few_pictures_with_dependent_features(generator):
+    """It is how far the distances of other sets lie from each other, with 16 pictures a feature and no Gaussian."""
+
+    def draw(count):
+        z = torch.randn(count, 24, generator=generator)
+        return (z + 0.3 * z[:, :1] ** 2) @ mixed
+
+    mixed = torch.randn(24, 24, generator=generator) / 5.0
+    real = draw(2000) * 0.5 + 0.05
+    like, sets = Likeness(real), [draw(384) for _ in range(150)]
+    spread = torch.tensor([like.frechet(made) for made in sets]).std()
+    error = torch.tensor([frechet_error(real, made) for made in sets]).mean()
+    assert float(error) == pytest.approx(float(spread), rel=0.15)
 
 
 def test_the_kernel_distance_by_its_formula(generator):

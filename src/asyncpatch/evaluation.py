@@ -37,6 +37,7 @@ from asyncpatch.metrics import (
     InceptionFeatures,
     LiteFeatures,
     frechet_distance,
+    frechet_error,
     kernel_distance,
     precision_and_recall,
     psnr_in_hole,
@@ -391,7 +392,8 @@ class Likeness:
         return value
 
     def all(self, made: Tensor) -> Result:
-        """Fréchet and kernel distance, precision and recall."""
+        """Fréchet distance, with its error if there are more pictures than features; kernel distance; precision and
+        recall."""
         real, made = self.real, made.to(self.device)
         kernel = kernel_distance(min(1000, len(real), len(made)), features=self._given).to(self.device)
         kernel.update(real, real=True)
@@ -401,9 +403,10 @@ class Likeness:
             mean, spread = kernel.compute()
         most = min(len(real), len(made))
         precision, recall = precision_and_recall(real[spaced(len(real), most)], made[spaced(len(made), most)])
+        enough = most > real.shape[1]
         return {
-            "frechet": self.frechet(made), "kernel": [float(mean), float(spread)],
-            "precision": precision, "recall": recall,
+            "frechet": self.frechet(made), **({"frechet error": frechet_error(real, made)} if enough else {}),
+            "kernel": [float(mean), float(spread)], "precision": precision, "recall": recall,
         }  # fmt: skip
 
 
@@ -453,7 +456,7 @@ def markdown(results: Iterable[Result]) -> str:
         for each in made:
             kernel = _said([1000 * value for value in each["kernel"]], 2)
             lines.append(_row([
-                _how(each), f"{each['pictures']:,}", f"{each['frechet']:.2f}", kernel, f"{each['precision']:.3f}",
+                _how(each), f"{each['pictures']:,}", frechet_said(each), kernel, f"{each['precision']:.3f}",
                 f"{each['recall']:.3f}", f"{each['calls']:,.0f}", f"{each['seconds']:.2f}",
             ]))  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -497,6 +500,12 @@ def guidance_plot(results: Iterable[Result], file: Path) -> bool:
 def _distance(result: Result) -> str:
     """What a Fréchet distance is called: in the features of one network, FID; in no others."""
     return "FID" if result["features"] == InceptionFeatures.title else "Fréchet"
+
+
+def frechet_said(result: Result) -> str:
+    """Of new pictures, with its standard error if that is known."""
+    error = result.get("frechet error")
+    return f"{result['frechet']:.2f}" if error is None else _said([result["frechet"], error], 2)
 
 
 def _row(texts: Sequence[str]) -> str:
