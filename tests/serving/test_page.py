@@ -44,7 +44,7 @@ def controls(**changed):
         "steps": 2, "n": 1, "label": "", "seed": 3, "class_guidance": 1.5, "input_guidance": 1.0, "invert": False,
         "grow": 0, "feather": 0, "left": 0, "top": 0, "right": 8, "bottom": 0, "texture_width": 64,
         "texture_height": 64, "tileable": True, "width": 16, "height": 16, "make": "a new picture",
-        "order": "in a spiral", "pace": 0.5, "more": "",
+        "order": "in a spiral", "pace": 0.5, "model": "", "more": "",
     }  # fmt: skip
     return Controls(**{**usual, **changed})
 
@@ -159,12 +159,33 @@ def test_what_no_control_can_say_is_restored_too(given, shelf):
     assert request.flat().items() <= {"steps": 16, **again.flat()}.items()
 
 
-@pytest.mark.parametrize(("model", "more"), [("large", "model=large"), ("small", "model=small"), ("gone", "")])
-def test_the_model_of_a_picture_is_restored_where_there_is_a_choice(model, more, two_ship, shelf):
+@pytest.mark.parametrize(("model", "said"), [("large", "large"), ("small", "small"), ("gone", "")])
+def test_the_model_of_a_picture_is_restored_where_there_is_a_choice(model, said, two_ship, shelf):
     request = Request(tool="generate", model=model)
-    several = Shelf(shipped_models(), AsyncPatchPipeline.from_pretrained)
-    assert restored(request, several)["more"] == more
-    assert restored(request, shelf)["more"] == ""
+    for models, chosen in ((Shelf(shipped_models(), AsyncPatchPipeline.from_pretrained), said), (shelf, "")):
+        back = restored(request, models)
+        assert (back["model"], back["more"]) == (chosen, "")
+        assert controls(**back).request("generate").model == chosen
+
+
+def test_there_is_a_control_for_the_model_where_there_is_a_choice(two_ship, client):
+    workshop = Workshop(Shelf(shipped_models(), AsyncPatchPipeline.from_pretrained))
+    with TestClient(made(workshop), base_url="http://127.0.0.1:7860") as several:
+        shown, hidden = (
+            next(
+                each["props"]
+                for each in it.get("/config").json()["components"]
+                if each["props"].get("elem_id") == "model"
+            )
+            for it in (several, client)
+        )
+    workshop.close()
+    assert shown["choices"] == [
+        ["chosen for the picture", ""],
+        ["small (16 pixels)", "small"],
+        ["large (32 pixels)", "large"],
+    ]
+    assert (shown["visible"], hidden["visible"]) == (True, False)
 
 
 def test_what_belongs_to_a_tool_does_not_disturb_the_others(shelf):

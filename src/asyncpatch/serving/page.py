@@ -127,12 +127,13 @@ class Controls:
     make: str
     order: str
     pace: float
+    model: str | None
     more: str
 
     def request(self, tool: Tool, *, ordered: bool = False) -> Request:
         given: dict[str, Any] = {
             "tool": tool, "n": int(self.n), "label": self.label or "", "seed": _whole(self.seed, -1),
-            "steps": int(self.steps),
+            "model": self.model or "", "steps": int(self.steps),
         }  # fmt: skip
         if self.label:
             given["class_guidance"] = float(self.class_guidance)
@@ -295,9 +296,8 @@ def restored(request: Request, shelf: Shelf) -> dict[str, Any]:
         if control in RANGES:
             value = min(max(value, RANGES[control][0]), RANGES[control][1])
         said[control] = (value or None) if name in ("width", "height") else value
-    chosen = len(shelf.about) > 1 and request.model in shelf.about  # else there is nothing to choose, or no such model
-    told = ("n", "label", "seed", *(["model"] if chosen else []), *request.settings)
-    more = {name: value for name, value in request.flat().items() if name in told}
+    more = {name: value for name, value in request.flat().items() if name in ("n", "label", "seed", *request.settings)}
+    said["model"] = request.model if request.model in _models(shelf).values() else ""
 
     def hold(name: str, otherwise: Any) -> None:
         low, high = RANGES.get(name, (float("-inf"), float("inf")))
@@ -329,6 +329,12 @@ def restored(request: Request, shelf: Shelf) -> dict[str, Any]:
 def _orders(shelf: Shelf) -> dict[str, str]:
     sure = any(each.says_how_sure for each in shelf.about.values())
     return {**ORDERS, **(BY_CERTAINTY if sure else {})}
+
+
+def _models(shelf: Shelf) -> dict[str, str]:
+    """What there is to choose from, in words."""
+    known = {f"{name} ({each.resolution} pixels)": name for name, each in shelf.about.items()}
+    return {"chosen for the picture": "", **(known if len(known) > 1 else {})}
 
 
 @dataclass(frozen=True)
@@ -439,6 +445,11 @@ def _laid_out(workshop: Workshop) -> Parts:
                         "input_guidance", "Follow the picture", "pushes towards what is around; 0 is off, and faster",
                         INPUT_GUIDANCE, 0.1,
                     )  # fmt: skip
+                models = list(_models(shelf).items())
+                controls["model"] = gr.Dropdown(
+                    models, value="", label="Model", info="each has learnt other things, at its own size",
+                    visible=len(models) > 1, elem_id="model",
+                )  # fmt: skip
                 controls["more"] = gr.Textbox(
                     "", label="Other settings", info="as name=value, e.g. solver=multistep refine=0.7", elem_id="more"
                 )
@@ -491,12 +502,17 @@ def _pictures(made: gr.Blocks, page: Page, parts: Parts) -> None:
     def on_drag(event: gr.EventData) -> list[int]:
         return [int(each) for each in event.sides]
 
+    def on_model(name: str | None) -> list[int]:
+        return [page.workshop.shelf.side(name=name or "")] * 2
+
     for surface in parts.surfaces.values():
         outputs = [session, shown, parts.notice, parts.tabs, *values]
         surface.upload(on_open, [session, *values], outputs, **_QUIET).then(**show)
     for part, doing in ((parts.examples, on_example), (parts.job, on_further), (parts.past, on_pick)):
         part.select(doing, [session, *values], [session, shown, parts.notice], **_QUIET).then(**show)
-    sizes = [parts.controls[name] for name in ("make", "width", "height", *_SIDES)]
+    model, size = parts.controls["model"], [parts.controls[name] for name in ("width", "height")]
+    model.input(on_model, [model], size, **_QUIET)  # new pictures have the size that it has learnt
+    sizes = [*size, *(parts.controls[name] for name in ("make", *_SIDES))]
     gr.on([each.change for each in sizes], on_surface, [session, *values], [shown], **_QUIET).then(**show)
     made.load(on_surface, [session, *values], [shown], **_QUIET).then(**show)
     parts.surfaces["sides"].release(on_drag, None, sides, **_QUIET)
