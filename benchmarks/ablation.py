@@ -26,7 +26,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpatch import recipes
 from asyncpatch.evaluation import (
@@ -176,7 +176,7 @@ def tables(given: argparse.Namespace) -> None:
     ]  # fmt: skip
     (given.output / "results.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    plot(given.suite, found, given.output / "results.png")
+    plot(dots(given.suite, found), few, given.output / "results.png")
     guidance_plot([row for rows in swept.values() for row in rows], given.output / "guidance.png")
 
 
@@ -199,7 +199,8 @@ def sizes(found: dict[str, list[Result]]) -> tuple[int, int]:
 
 def wanted(name: str, *, guidance: float = 0.0, eta: float = 0.0) -> dict[str, Any]:
     """Which cells are of a variant's own way to fill holes."""
-    return {"method": SUPERVISED if name == SUPERVISED else OURS, "input_guidance": guidance, "eta": eta}
+    method = SUPERVISED if name == SUPERVISED else OURS
+    return {"method": method, "class_guidance": 0.0, "input_guidance": guidance, "eta": eta}
 
 
 def mean_of(row: Result | None, key: str) -> str:
@@ -208,9 +209,10 @@ def mean_of(row: Result | None, key: str) -> str:
 
 def generation(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     titles = ("trained with", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID")
+    known = any("frechet error" in row for rows in found.values() for row in rows)
     lines = [
-        "New pictures. The Fréchet distance, with its standard error over samples, is in the features of "
-        f"EfficientNet-Lite0, and no FID; the paper's FID is {suite.papers_fid}: only the order of the rows can be "
+        f"New pictures. The Fréchet distance{' (± standard error over samples)' if known else ''} is in the features "
+        f"of EfficientNet-Lite0, and no FID; the paper's FID is {suite.papers_fid}: only the order of the rows can be "
         "compared. One training of each.", "",
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
@@ -234,7 +236,7 @@ def methods(suite: Suite) -> list[tuple[str, str, dict[str, Any]]]:
         listed.append((title, name, wanted(name)))
         listed.append((f"{title}, input guidance 1", name, wanted(name, guidance=1.0)))
         if name in suite.slow:
-            listed.append((f"{title}, sampled as in the paper", name, wanted(name, eta=PAPERS_ETA)))
+            listed.append((f"{title}, {PAPERS_STEPS} steps, eta {PAPERS_ETA}", name, wanted(name, eta=PAPERS_ETA)))
     listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in suite.rivals]
     return listed
 
@@ -253,7 +255,7 @@ def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
             continue
         timed = rows["square"] or there[0]
         key = name if which["method"] in FREE else which["method"]
-        published = None if which.get("input_guidance") else suite.lpips.get(key)
+        published = None if which.get("input_guidance") or which.get("eta") else suite.lpips.get(key)
         papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
         texts = [mean_of(row, "lpips") + paper for row, paper in zip(rows.values(), papers, strict=True)]
         near.append(line(title, f"{count:,}", f"{timed['calls']:,.0f}", f"{1000 * timed['seconds']:.1f}", *texts))
@@ -277,18 +279,19 @@ def resemblance(row: Result | None) -> str:
 
 
 def variants(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
-    """LPIPS against the network that the paper proposes, picture by picture."""
-    many, _ = sizes(found)
+    """LPIPS against the network that the paper proposes, picture by picture: without guidance, and with."""
     lines = [
-        f"LPIPS against that of {OURS}, on the same {many:,} pictures, without guidance, with intervals of 95 % over "
-        "pictures (not over trainings, of which there is one of each):", "",
-        line("trained with", *KINDS), line(*["---"] * (1 + len(KINDS))),
+        f"LPIPS against that of {OURS}, of the same pictures, with intervals of 95 % over pictures (not over "
+        "trainings, of which there is one of each):", "",
+        line("trained with", "pictures", *KINDS), line(*["---"] * (2 + len(KINDS))),
     ]  # fmt: skip
-    ours = {kind: one(found[OURS], what=kind, pictures=many, **wanted(OURS)) for kind in KINDS}
-    for name in suite.variants:
-        texts = [beside(one(found[name], what=kind, pictures=many, **wanted(name)), row) for kind, row in ours.items()]
-        if any(texts):
-            lines.append(line(name, *texts))
+    for guidance, count in zip((0.0, 1.0), sizes(found), strict=True):
+        ours = {kind: one(found[OURS], what=kind, pictures=count, **wanted(OURS, guidance=guidance)) for kind in KINDS}
+        for name in suite.variants:
+            which = {"pictures": count, **wanted(name, guidance=guidance)}
+            texts = [beside(one(found[name], what=kind, **which), row) for kind, row in ours.items()]
+            if any(texts):
+                lines.append(line(f"{name}, both with input guidance 1" if guidance else name, f"{count:,}", *texts))
     return lines
 
 
@@ -360,46 +363,71 @@ def beside(row: Result | None, other: Result | None) -> str:
     return f"{change:+.1%} ± {1.96 * error:.1%}"
 
 
-def plot(suite: Suite, found: dict[str, list[Result]], file: Path) -> None:
-    """New pictures, and holes of each kind: a row for each variant and each rival, of the same pictures."""
+class Dot(NamedTuple):
+    """A figure of the plot: in which row and panel, how much, and with which interval."""
+
+    row: str
+    panel: str
+    value: float
+    half: float
+    """Of an interval of 95 %."""
+    hollow: bool = False
+
+
+def dots(suite: Suite, found: dict[str, list[Result]]) -> list[Dot]:
+    """New pictures, and holes of each kind, with input guidance (hollow) and without: of each variant and each rival,
+    of the same pictures."""
+    _, few = sizes(found)
+    made = []
+    for name, rows in found.items():
+        if row := one(rows, what=SAMPLES):
+            made.append(Dot(name, SAMPLES, row["frechet"], 1.96 * row.get("frechet error", 0.0)))
+    of_rivals = [(f"{each} on the {BASELINE}", BASELINE, {"method": each}, False) for each in suite.rivals]
+    own = [
+        (name, name, wanted(name, guidance=each), bool(each))
+        for name in suite.variants if name != BASELINE for each in (0.0, 1.0)
+    ]  # fmt: skip
+    for (title, name, which, hollow), kind in itertools.product([*own, *of_rivals], KINDS):
+        row = one(found[name], what=kind, pictures=few, **which)
+        if row is not None and "lpips" in row:
+            mean, error = row["lpips"]
+            made.append(Dot(title, kind, mean, 1.96 * error, hollow))
+    return made
+
+
+def plot(made: list[Dot], few: int, file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-    _, few = sizes(found)
-    listed = [(name, name, wanted(name)) for name in suite.variants if name != BASELINE and found[name]]
-    listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in suite.rivals]
-    listed = [each for each in listed if any(one(found[each[1]], what=kind, **each[2], pictures=few) for kind in KINDS)]
-    if not listed:
+    rows = list(dict.fromkeys(each.row for each in made if each.row != BASELINE))
+    if not rows:
         return
-    figure = Figure(figsize=(14, 1.2 + 0.3 * len(listed)), layout="constrained")
-    panels = figure.subplots(1, 1 + len(KINDS), sharey=True)
-    heights = range(len(listed), 0, -1)
-    for height, (title, name, which) in zip(heights, listed, strict=True):
-        colour = "tab:grey" if name == BASELINE else "tab:red" if name == "mixture" else "tab:blue"
-        if title == name and (row := one(found[name], what=SAMPLES)):
-            panels[0].errorbar(row["frechet"], height, xerr=1.96 * row.get("frechet error", 0.0), fmt="o", color=colour)
-        for axes, kind in zip(panels[1:], KINDS, strict=True):
-            ways = (which, {**which, "input_guidance": 1.0}) if which["method"] in FREE else (which,)
-            for how, face in zip(ways, (colour, "white"), strict=False):
-                if row := one(found[name], what=kind, pictures=few, **how):
-                    mean, error = row["lpips"]
-                    axes.errorbar(mean, height, xerr=1.96 * error, fmt="o", color=colour, markerfacecolor=face)
-    if row := one(found[BASELINE], what=SAMPLES):
-        panels[0].axvline(row["frechet"], color="tab:grey", linestyle=":", label=BASELINE)
-        panels[0].legend(loc="center right", frameon=False)
-    panels[0].set(title="Fréchet distance: new pictures", xscale="log", yticks=heights)
-    panels[0].set_yticklabels([title for title, _, _ in listed])
-    panels[0].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
-    panels[0].xaxis.set_major_formatter(ScalarFormatter())
-    panels[0].xaxis.set_minor_locator(NullLocator())
-    for axes, kind in zip(panels[1:], KINDS, strict=True):
-        axes.set(title=f"LPIPS: {kind}")
-        axes.locator_params(axis="x", nbins=4)
-    for axes in panels:
+    figure = Figure(figsize=(14, 1.2 + 0.3 * len(rows)), layout="constrained")
+    panels = dict(zip((SAMPLES, *KINDS), figure.subplots(1, 1 + len(KINDS), sharey=True), strict=True))
+    heights = {row: len(rows) - k for k, row in enumerate(rows)}
+    for each in made:
+        if each.row == BASELINE:
+            panels[each.panel].axvline(each.value, color="tab:grey", linestyle=":", label=BASELINE)
+            panels[each.panel].legend(loc="center right", frameon=False)
+            continue
+        colour = "tab:grey" if each.row.endswith(BASELINE) else "tab:red" if each.row == "mixture" else "tab:blue"
+        panels[each.panel].errorbar(
+            each.value, heights[each.row], xerr=each.half, fmt="o", color=colour,
+            markerfacecolor="white" if each.hollow else colour,
+        )  # fmt: skip
+    new = panels[SAMPLES]
+    new.set(title="Fréchet distance: new pictures", xscale="log", yticks=list(heights.values()))
+    new.set_yticklabels(rows)
+    new.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    new.xaxis.set_major_formatter(ScalarFormatter())
+    new.xaxis.set_minor_locator(NullLocator())
+    for kind in KINDS:
+        panels[kind].set(title=f"LPIPS: {kind}")
+        panels[kind].locator_params(axis="x", nbins=4)
+    for axes in panels.values():
         axes.grid(axis="y", alpha=0.3)
-    figure.supxlabel(
-        f"lower is better; holes of {few:,} pictures, the same for all, intervals of 95 %; hollow: input guidance"
-    )
+    known = "intervals of 95 % where there are bars"
+    figure.supxlabel(f"lower is better; holes of {few:,} pictures, the same for all; {known}; hollow: input guidance 1")
     figure.savefig(file, dpi=110)
 
 

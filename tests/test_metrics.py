@@ -237,8 +237,11 @@ def test_the_error_of_a_frechet_distance_of_gaussians(generator):
     theirs = deviations * scale
     variance = (4 * shift**2 + 2 * (theirs - deviations) ** 2) * theirs**2 / count
     assert frechet_error(real, made) == pytest.approx(float(variance.sum().sqrt()), rel=0.05)
-    with pytest.raises(ValueError, match=r"more than d pictures each.* \[4, 4\]"):
-        frechet_error(real, made[:4])
+    still = [torch.cat([each, torch.full((len(each), 1), 0.7)], 1) for each in (real, made)]
+    assert frechet_error(*still) == pytest.approx(frechet_error(real, made), rel=1e-6)  # what never varies adds nothing
+    for few in ((real, made[:4]), (real[:4], made), (real, made[:, :3])):
+        with pytest.raises(ValueError, match="more than d pictures each"):
+            frechet_error(*few)
 
 
 def test_the_error_of_a_frechet_distance_of_few_pictures_with_dependent_features(generator):

@@ -264,10 +264,11 @@ def frechet_error(real: Tensor, made: Tensor) -> float:
     """The standard error of equation (4) over the made pictures, for features [N, d] and [M, d] with M > d: how far the
     distance of as many others, from the same model, would lie from this one.
 
-    A picture more among the made ones changes m' and C', and the distance by their product with its derivatives,
-    2 (m' - m) and 1 - T, where T = C^(1/2) (C^(1/2) C' C^(1/2))^(-1/2) C^(1/2). These changes vary from picture to
-    picture as the distance does, sqrt(M) times as much. (With fewer than 10 pictures a feature it comes out up to a
-    quarter too large.) The real pictures count as given: all models are held against the same ones.
+    A picture that counts for a little more among the made ones changes m' and C', and the distance by the derivatives
+    2 (m' - m) and 1 - T times that, where T = C^(1/2) (C^(1/2) C' C^(1/2))^(-1/2) C^(1/2). The deviation of these
+    changes over sqrt(M) is the error. It is one of the first order: with less than some 20 pictures a feature it may be
+    off by a third either way, and more where both laws are the same. The real pictures count as given: all models are
+    held against the same ones.
     """
     if made.dim() != 2 or real.dim() != 2 or not min(len(made), len(real)) > made.shape[1] == real.shape[1]:
         raise ValueError(
