@@ -65,6 +65,19 @@ def test_the_window_that_sees_across_the_hole(side, name, shelf):
     assert shelf.choose(lambda pipeline: pipeline.plan_inpaint(GREY, square(side)), name="small").name == "small"
 
 
+def test_a_picture_is_read_once_whichever_model_is_for_it(shelf):
+    """It may be large, or come through a pipe."""
+    planned = []
+
+    def make(pipeline):
+        planned.append(pipeline.model.resolution)
+        return pipeline.plan_inpaint(GREY, square(28), label="tabby", class_guidance=1.0, seed=0)
+
+    found = shelf.choose(make, "tabby")
+    assert (found.name, planned) == ("large", [16])
+    assert found.plan.tasks[0].label == 2 != shelf["small"].label("tabby")
+
+
 def test_the_largest_hole_decides(shelf):
     both = square(14)
     both[80:83, 80:83] = 255

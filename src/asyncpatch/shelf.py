@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,10 +96,15 @@ class Shelf:
         first, plan = able[0], make(self[able[0]])
         if doubts(plan.settings.schedule):
             able = [each for each in able if self.about[each].says_how_sure] or [first]
-        best = able[0]
-        if len(able) > 1 and not plan.rings:
-            best = min(able, key=lambda each: _reductions(plan, self.about[each].resolution))
-        return Chosen(best, self[best], plan if best == first else make(self[best]))
+            if first not in able:
+                first, plan = able[0], make(self[able[0]])
+        if plan.rings or len(able) == 1:
+            return Chosen(first, self[first], plan)
+        best = min(able, key=lambda each: _reductions(plan, self.about[each].resolution))
+        if best != first:  # the same pictures, which may be large, or readable once; the label has another number
+            number = self[best].label(label)
+            plan = replace(plan, tasks=[task._replace(label=number) for task in plan.tasks])
+        return Chosen(best, self[best], plan)
 
 
 def _about(folder: Path) -> About:
