@@ -7,8 +7,8 @@
 ``train`` gives each variant the recipe ``ablation64_23m``; given again it goes on where it was stopped.
 ``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
 rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
-too, with input guidance and without, to be compared with; by AsyncPatch and the mixture also as the paper samples, with
-noise in 250 steps. AsyncPatch and supervised fill squares under several class and input guidances besides, in 500
+too, with input guidance and without, to be compared with; by AsyncPatch and the mixture also as the paper samples, in
+250 steps with noise. AsyncPatch and supervised fill squares under several class and input guidances besides, in 500
 pictures and 25 steps. Cells are kept, and may be computed on several machines. ``tables`` writes OUT/results.md,
 OUT/results.png and OUT/guidance.png from whatever is there. ``--quick`` does it all in minutes on a CPU, to see that it
 works.
@@ -48,8 +48,9 @@ from evaluating import SET, line, opened
 
 BASELINE = "baseline"
 KINDS = ("extrema", "square", "thin", "wide")
-PAPERS_STEPS, PAPERS_ETA = 250, 0.5
-"""Of the paper's sampler: its "stochastic coefficient of 0.25" is about this eta, if it is what it seems to be."""
+SLOW, ETAS = 250, (0.5, 1.0)
+"""The steps of the paper's sampler, and how random: its "stochastic coefficient of 0.25" is about the first, if it is
+what it seems to be; the steps of RePaint are as random as the second."""
 CLASS_GUIDANCES, INPUT_GUIDANCES = (0.0, 0.5, 1.5), (0.0, 0.5, 1.0, 2.0)
 
 
@@ -66,7 +67,7 @@ class Suite:
     swept: tuple[str, ...]
     """That fill squares under several guidances."""
     slow: tuple[str, ...]
-    """That also fill holes as the paper samples."""
+    """That also fill holes in more steps, with noise."""
     fids: dict[str, float]
     papers_fid: str
     lpips: dict[str, tuple[float, float, float, float]]
@@ -124,8 +125,8 @@ def cells(suite: Suite, name: str, quick: bool) -> list[Cell]:
         found += [Cell(SET, kind, own, plain, count) for count in sorted({many, few}, reverse=True)]
         found.append(Cell(SET, kind, own, replace(plain, input_guidance=1.0), few))
         if name in suite.slow:
-            slow = replace(plain, steps=steps if quick else PAPERS_STEPS, eta=PAPERS_ETA)
-            found.append(Cell(SET, kind, own, slow, few))
+            slow = replace(plain, steps=steps if quick else SLOW)
+            found += [Cell(SET, kind, own, replace(slow, eta=eta), few) for eta in ETAS]
     if name in suite.swept:
         for first, second in itertools.product(CLASS_GUIDANCES, INPUT_GUIDANCES):
             how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
@@ -236,7 +237,7 @@ def methods(suite: Suite) -> list[tuple[str, str, dict[str, Any]]]:
         listed.append((title, name, wanted(name)))
         listed.append((f"{title}, input guidance 1", name, wanted(name, guidance=1.0)))
         if name in suite.slow:
-            listed.append((f"{title}, {PAPERS_STEPS} steps, eta {PAPERS_ETA}", name, wanted(name, eta=PAPERS_ETA)))
+            listed += [(f"{title}, {SLOW} steps, eta {eta:g}", name, wanted(name, eta=eta)) for eta in ETAS]
     listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in suite.rivals]
     return listed
 

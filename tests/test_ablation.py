@@ -123,8 +123,9 @@ def test_what_is_computed_of_each():
             len({each.settings for each in swept}) == len(swept) == (12 if name in ("asyncpatch", "supervised") else 0)
         )
         own = [each for each in found if each.count in (250, 1000) and each.method not in rivals]
-        slow = [(each.what, each.settings.steps, each.count) for each in own if each.settings.eta == 0.5]
-        assert slow == [(kind, 250, 250) for kind in ablation.KINDS if name in ("asyncpatch", "mixture")]
+        slow = [(each.what, each.settings.steps, each.settings.eta) for each in own if each.settings.eta]
+        told = name in ("asyncpatch", "mixture")
+        assert slow == [(kind, 250, eta) for kind in ablation.KINDS for eta in (0.5, 1.0) if told]
         plain = [each for each in own if not each.settings.eta]
         guided = [each.count for each in plain if each.settings.input_guidance]
         assert (len(plain), guided) == (12, [250] * 4)
