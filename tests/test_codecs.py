@@ -20,7 +20,7 @@ PROCESS = RectifiedFlow()
 class Shuffled:
     """A coder that loses nothing: the pixels of a square are the channels of its token."""
 
-    factor = 2
+    factor, reach = 2, 0
 
     def encode(self, x, hole):
         return functional.pixel_unshuffle(torch.where(hole > 0, 0.0, x), 2)
@@ -125,6 +125,60 @@ def test_edges_that_meet_are_no_edges(coder):
     assert torch.allclose(shown.roll((12, 20), (2, 3)), there, atol=1e-4)
     with pytest.raises(ValueError, match="sides must divide by 4; got 42x48"):
         codec.encode(torch.zeros(1, 3, 48, 42), torch.zeros(1, 1, 48, 42), wrap=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("blocks", "multipliers"), [(2, (1, 2, 4)), (1, (1, 2)), (1, (1, 2, 2))])
+def test_what_a_token_sees_and_changes_is_within_reach(blocks, multipliers):
+    """By derivatives, which find every path: the farthest pixel is just as far as is said, one way or the other."""
+    torch.manual_seed(0)
+    net = Autoencoder(width=4, blocks=blocks, multipliers=multipliers, codes=16).eval().double()
+    for weight in net.parameters():
+        torch.nn.init.uniform_(weight, 0.1, 0.2)  # nothing is taken out by a 0
+    factor, side = net.factor, 128
+    middle, nothing = side // factor // 2, torch.zeros(1, 1, side, side, dtype=torch.float64)
+    first, last = middle * factor, middle * factor + factor - 1  # a token's own pixels
+    x = torch.rand(1, 3, side, side, dtype=torch.float64, requires_grad=True)
+    q = torch.rand(1, 3, side // factor, side // factor, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        seen = torch.autograd.grad(net.encoder(x, nothing)[..., middle, middle].sum(), x)[0]
+        shown = net.decoder(q, nothing)
+        by = [torch.autograd.grad(shown[..., k, k].sum(), q, retain_graph=True)[0] for k in range(first, last + 1)]
+    found = seen.abs().sum((0, 1)).nonzero()
+    far = [int(first - found.min()), int(found.max() - last)]
+    for pixel, gradient in enumerate(by, first):
+        found = gradient.abs().sum((0, 1)).nonzero()
+        far += [int(pixel - (found.min() * factor + factor - 1)), int(found.max() * factor - pixel)]
+    assert max(far) == net.reach
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("size", "wrap"), [((150, 209), False), ((160, 104), True)])
+def test_large_pictures_are_coded_by_parts_and_none_is_seen(size, wrap, coder, monkeypatch):
+    codec = Latents(coder, (0.1, 0.0, 0.2), (0.5, 1.0, 2.0))
+    x, hole = torch.rand(3, 3, *size) * 2 - 1, square(*size, 30, 40, 50).expand(3, -1, -1, -1)
+    asked = []
+
+    def found():
+        e = codec.encode(x, hole, wrap=wrap)
+        return e, codec.decode(coder.codebook(e).q, size, wrap=wrap)
+
+    def counting(code):
+        def run(*given):
+            asked.append(given[0].shape)
+            return code(*given)
+
+        return run
+
+    whole = found()
+    monkeypatch.setattr(coder, "encode", counting(coder.encode))
+    monkeypatch.setattr(coder, "decode", counting(coder.decode))
+    monkeypatch.setattr("asyncpatch.codecs.TILE", 48)
+    monkeypatch.setattr("asyncpatch.codecs._AT_ONCE", 2 * 48 * 48)
+    for one, other in zip(found(), whole, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    assert max(shape[0] for shape in asked) == 2  # of three pictures
+    assert max(max(shape[2:]) for shape in asked) <= 48 + 2 * 36
 
 
 def test_nothing_of_the_hole_gets_in(coder):

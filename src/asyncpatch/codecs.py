@@ -19,6 +19,7 @@ would be an edge. With k = 1 - m and a blur B over about two tokens:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -28,8 +29,10 @@ from torch.nn import functional
 
 from asyncpatch import checks
 
-REACH = 32
-"""Pixels around a latent, at most, that change it: where edges meet, so many are laid on before encoding."""
+TILE = 448
+"""Pixels across what is encoded or decoded at a time, beside a rim: all of a large picture would take gigabytes."""
+_AT_ONCE = 1 << 18
+"""Pixels of pictures that are encoded or decoded together."""
 
 
 class Codec(Protocol):
@@ -101,6 +104,11 @@ class Coder(Protocol):
     @property
     def factor(self) -> int: ...
 
+    @property
+    def reach(self) -> int:
+        """Pixels beyond a token's own, at most, that change it or that it changes."""
+        ...
+
     def encode(self, x: Tensor, hole: Tensor) -> Tensor: ...
 
     def decode(self, e: Tensor) -> Tensor: ...
@@ -138,7 +146,8 @@ class Latents:
         rim = self._rim(x.shape[2:], wrap)
         whole, missing = (self._filled_up(each, rim, wrap) for each in (x, (hole > 0).to(x.dtype).expand_as(x[:, :1])))
         height, width = (-(-side // self.factor) for side in x.shape[2:])
-        e = _cut(self.coder.encode(whole, missing), rim // self.factor, (height, width))
+        coded = self._tiled(self.coder.encode, (whole, missing), self.factor, 1)
+        e = _cut(coded, rim // self.factor, (height, width))
         mean, std = self._scale(e)
         return (e - mean) / std
 
@@ -146,7 +155,7 @@ class Latents:
         mean, std = self._scale(e)
         rim = self._rim(size, wrap)
         whole = functional.pad(mean + std * e, [rim // self.factor] * 4, mode="circular") if rim else mean + std * e
-        return _cut(self.coder.decode(whole), rim, size).clamp(-1.0, 1.0)
+        return _cut(self._tiled(self.coder.decode, (whole,), 1, self.factor), rim, size).clamp(-1.0, 1.0)
 
     def tokens(self, t: Tensor, *, wrap: bool = False) -> Tensor:
         most = functional.max_pool2d(t, self.factor, ceil_mode=True)
@@ -185,7 +194,32 @@ class Latents:
             raise ValueError(
                 f"to be made tileable with this model, sides must divide by {self.factor}; got {size[1]}x{size[0]}"
             )
-        return min(-(-REACH // self.factor) * self.factor, *size)
+        return min(self._far * self.factor, *size)
+
+    @property
+    def _far(self) -> int:
+        """The coder's reach, in tokens."""
+        return -(-self.coder.reach // self.factor)
+
+    def _tiled(self, run: Callable[..., Tensor], given: tuple[Tensor, ...], into: int, out: int) -> Tensor:
+        """What ``run`` makes of fields [B, ?, H, W], by parts, each with all that changes it around; for every token
+        ``into`` of their numbers across go in, and ``out`` come out."""
+        height, width = (side // into for side in given[0].shape[2:])
+        side = TILE // self.factor
+        rows = max(1, _AT_ONCE // (min(height, side) * min(width, side) * self.factor**2))
+
+        def tile(top: int, left: int) -> Tensor:
+            above, before = max(0, top - self._far), max(0, left - self._far)
+            below, after = min(height, top + side + self._far), min(width, left + side + self._far)
+            seen = [each[..., above * into : below * into, before * into : after * into] for each in given]
+            made = torch.cat([run(*some) for some in zip(*(torch.split(each, rows) for each in seen), strict=True)])
+            down, across = min(top + side, height), min(left + side, width)
+            return made[
+                ..., (top - above) * out : (down - above) * out, (left - before) * out : (across - before) * out
+            ]
+
+        lines = [torch.cat([tile(top, k) for k in range(0, width, side)], 3) for top in range(0, height, side)]
+        return torch.cat(lines, 2)
 
     def _filled_up(self, x: Tensor, rim: int, wrap: bool) -> Tensor:
         """With a rim, or with its last pixels repeated until tokens are whole."""

@@ -9,7 +9,7 @@ of convolutions with an RMS norm per pixel, without attention or any other stati
 enters every block by FiLM, as times enter the UNet (``film``): its features are pooled for the inner scales, so that a
 token knows how much of what it sums up is missing.
 
-By its convolutions a token sees some 30 pixels around it, so that a hole could still change the latents near it. That
+By its convolutions a token sees 33 pixels around it, so that a hole could still change the latents near it. That
 it does not is learnt: from pictures with holes, of which only what is known has to come out again, and whose known
 tokens have to be those of the whole picture.
 
@@ -220,6 +220,14 @@ class Autoencoder(ModelMixin, ConfigMixin):  # type: ignore[misc]
     def factor(self) -> int:
         """By which latents are smaller than pictures."""
         return int(2 ** (len(self.config.multipliers) - 1))
+
+    @property
+    def reach(self) -> int:
+        """Pixels beyond a token's own, at most, that change it or that it changes: by two convolutions a block, and one
+        between scales and at either end."""
+        scales = [2**scale for scale in range(len(self.config.multipliers))]
+        blocks = sum(2 * self.config.blocks * each for each in scales)
+        return max(1 + blocks + scales[-1], scales[-1] + blocks + sum(scales[:-1]) + 1)
 
     def encode(self, x: Tensor, hole: Tensor | None = None) -> Tensor:
         """Latents [B, d, h, w] of pictures [B, C, H, W] in [-1, 1], before they are rounded to codes."""
