@@ -18,7 +18,8 @@ from asyncpatch.frames import Frames
 from asyncpatch.judging import judge, path_by_name, rank
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.folder import Model
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, Speed
+from asyncpatch.progress import Work
 from asyncpatch.settings import Settings
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (50, 61, 3), np.uint8)
@@ -82,7 +83,18 @@ def test_all_tools_work(pipe, tmp_path):
     frames.write(made[0], tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as gif:
         assert gif.n_frames == 4
-    assert pipe.seconds_per_window(1) > 0
+    assert min(pipe.speed(1)) > 0
+
+
+def test_the_time_of_coding_is_estimated_too(pipe):
+    """40 seconds to encode a window, 60 to decode it, and 1 for the network, asked twice a step for its guidance."""
+    speed, plan = (
+        Speed(1.0, 40.0, 60.0),
+        pipe.plan_generate(steps=5, class_guidance=1.0, label=0, solver="ddim", seed=0),
+    )
+    assert pipe.work(plan) == 10
+    assert Work(pipe, plan, speed).left == pytest.approx(10 * 1.0 + 40.0 + 60.0)
+    assert Work(pipe, plan, speed, watched=True).left == pytest.approx(10 * 1.0 + 40.0 + 60.0 + 5 * 60.0)
 
 
 def test_times_of_part_of_a_token_are_those_of_the_whole(pipe):

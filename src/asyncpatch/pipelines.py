@@ -96,6 +96,20 @@ class Plan:
             object.__setattr__(self, "order", picture_from(name))
 
 
+class Speed(NamedTuple):
+    """Seconds that a window takes: of the network; and of the autoencoder, where there is one."""
+
+    asking: float
+    encoding: float = 0.0
+    decoding: float = 0.0
+
+    def per_window(self, settings: Settings, *, watched: bool = False) -> float:
+        """All of it, for each time that the network is asked about a window. What it fills is encoded and decoded once;
+        where every step is watched, decoded as often."""
+        coding = (self.encoding + self.decoding) / settings.steps + (self.decoding if watched else 0.0)
+        return self.asking + coding / settings.questions
+
+
 class Row(NamedTuple):
     """A box of a task's candidate, to be filled."""
 
@@ -217,16 +231,22 @@ class AsyncPatchPipeline(DiffusionPipeline):
         return f"{name} ({next(said for said, dtype in PRECISIONS.items() if dtype == weight.dtype)})"
 
     @torch.no_grad()
-    def seconds_per_window(self, batch: int = 4) -> float:
-        """Measured: of the network's time per window, the better of two tries."""
-        weight, side = next(self.unet.parameters()), self.model.tokens
-        z = torch.zeros(batch, self.unet.config["in_channels"], side, side, device=weight.device)
-        taken = []
-        for _ in range(2):  # the first one prepares
+    def speed(self, batch: int = 4) -> Speed:
+        """Measured: the better of two tries."""
+        model, device = self.model, next(self.unet.parameters()).device
+        side, size, codec = model.tokens, (model.resolution, model.resolution), model.codec
+        z = torch.zeros(batch, self.unet.config["in_channels"], side, side, device=device)
+        doings: list[Callable[[], Tensor]] = [lambda: self.unet(z, z[:, :1])]
+        if self.vae is not None:
+            x = torch.zeros(batch, 3, *size, device=device)
+            doings += [lambda: codec.encode(x, x[:, :1]), lambda: codec.decode(z[:, : codec.channels], size)]
+
+        def seconds(doing: Callable[[], Tensor]) -> float:
             start = time.perf_counter()
-            self.unet(z, z[:, :1]).sum().item()
-            taken.append((time.perf_counter() - start) / batch)
-        return min(taken)
+            doing().sum().item()
+            return (time.perf_counter() - start) / batch
+
+        return Speed(*(min(seconds(doing) for _ in range(2)) for doing in doings))  # the first one prepares
 
     @property
     def model(self) -> Model:

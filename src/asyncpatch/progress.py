@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan
+from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Speed
 
 
 class Work:
     """Of a plan: windows that the network has seen, of all that it will see at most.
 
-    Until there is something to go by, ``seconds`` (for a window) say how long it takes.
+    Until there is something to go by, ``speed`` says how long it takes; longer if every step is ``watched``.
     """
 
     def __init__(
-        self, pipeline: AsyncPatchPipeline, plan: Plan, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, pipeline: AsyncPatchPipeline, plan: Plan, speed: Speed, clock: Callable[[], float] = time.monotonic, *,
+        watched: bool = False,
+    ) -> None:  # fmt: skip
         self.total, self.done = pipeline.work(plan), 0
-        self._seconds, self._clock, self._began = seconds, clock, clock()
+        self._seconds, self._clock, self._began = speed.per_window(plan.settings, watched=watched), clock, clock()
 
     def begin(self) -> None:
         """Only now: what went before was waiting."""

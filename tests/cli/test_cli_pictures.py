@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from asyncpatch.cli import app
 from asyncpatch.cli.pictures import shard_from, size_from
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, Speed
 from asyncpatch.progress import spoken
 from asyncpatch.settings import Settings
 
@@ -223,7 +223,7 @@ def test_info_says_what_there_is(run, tiny_model):
 
 
 def test_a_long_job_says_first_how_long(here, run, monkeypatch):
-    monkeypatch.setattr("asyncpatch.pipelines.AsyncPatchPipeline.seconds_per_window", lambda self: 50.0)
+    monkeypatch.setattr("asyncpatch.pipelines.AsyncPatchPipeline.speed", lambda self: Speed(50.0))
     done = run("generate")
     assert "about 1.7 minutes on cpu (fp32): the network sees 2 windows" in done.stderr
     monkeypatch.undo()

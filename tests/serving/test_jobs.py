@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from asyncpatch.images import png_of, read_text
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline, Speed, shipped_models
 from asyncpatch.progress import Work
 from asyncpatch.request import KEY, Given, Request
 from asyncpatch.serving import jobs
 from asyncpatch.serving.jobs import Full, Limits, Unknown
+from asyncpatch.serving.preview import Preview
 from asyncpatch.shelf import Shelf
 
 QUICK = {"steps": 2}
@@ -71,7 +72,7 @@ def test_a_job_has_its_model_and_says_which(two_ship, files):
             assert "model=" not in job.request.python()
         with pytest.raises(ValueError, match="no model 'huge' here, only small, large"):
             workshop.submit(Request(tool="generate", model="huge"))
-        workshop.seconds_per_window = {"small": 0.0, "large": 1e9}
+        workshop.speeds = {"small": Speed(0.0), "large": Speed(1e9)}
         with pytest.raises(ValueError, match="this would take about"):
             workshop.submit(Request(tool="inpaint", settings=QUICK, **how), Given(*files))
         workshop.limits = Limits(megapixels=0.0009)
@@ -224,7 +225,7 @@ def test_a_job_that_takes_too_long_is_stopped(make, monkeypatch, gate):
 
 def test_a_job_that_would_take_too_long_is_refused(make, monkeypatch):
     workshop = make(seconds=5.0)
-    workshop.seconds_per_window = {"tiny": 1.0}
+    workshop.speeds = {"tiny": Speed(1.0)}
     with pytest.raises(ValueError, match="would take about 32 seconds, and a job may take 5 seconds"):
         workshop.submit(Request(tool="generate", settings={"steps": 32}))
 
@@ -274,7 +275,8 @@ def test_where_room_is_short_the_oldest_results_go(make, monkeypatch):
 
 
 def test_previews_show_picture_and_times(workshop, files, monkeypatch):
-    monkeypatch.setattr("asyncpatch.serving.preview.PAUSE", 0.0)
+    for name in ("PAUSE", "REST"):
+        monkeypatch.setattr(f"asyncpatch.serving.preview.{name}", 0.0)
     request = Request(tool="inpaint", n=2, settings={"steps": 20})
     job = done(workshop.submit(request, Given(*files)))
     assert job.preview.number == 20
@@ -287,7 +289,7 @@ def test_previews_show_picture_and_times(workshop, files, monkeypatch):
 def test_time_left_goes_by_the_work_that_is_done(pipe):
     now = [0.0]
     plan = pipe.plan_generate(steps=8)
-    work = Work(pipe, plan, 2.0, clock=lambda: now[0])
+    work = Work(pipe, plan, Speed(2.0), clock=lambda: now[0])
     assert (work.total, work.left) == (pipe.work(plan), 2.0 * pipe.work(plan))
     now[0] = 5.0
     work.begin()
@@ -302,3 +304,21 @@ def test_between_two_previews_there_is_a_pause(workshop, files, monkeypatch):
     monkeypatch.setattr("asyncpatch.serving.preview.PAUSE", 1e6)
     job = done(workshop.submit(Request(tool="inpaint", settings={"steps": 20}), Given(*files)))
     assert job.preview.number == 1
+
+
+def test_looks_take_a_fifth_of_the_time_at_most(pipe, monkeypatch):
+    """Where a look takes two seconds, as with an autoencoder, and a step one."""
+    now, plan = [0.0], pipe.plan_generate(steps=41, seed=0)
+    preview = Preview(plan, 16, clock=lambda: now[0])
+
+    def look(*given):
+        now[0] += 1.0  # at the picture, and at the times
+
+    def step(glimpse):
+        now[0] += 1.0
+        preview(glimpse)
+
+    monkeypatch.setattr(preview.view, "lay", look)
+    pipe.run(plan, step)
+    assert now[0] == 41 + 2 * preview.number
+    assert preview.number == 6  # at the first step, and after every eight seconds of rest

@@ -281,7 +281,7 @@ def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Gli
     from asyncpatch.progress import Work, spoken
 
     console = Console(stderr=True)
-    work = Work(pipeline, plan, pipeline.seconds_per_window())
+    work = Work(pipeline, plan, pipeline.speed(), watched=watch is not None)
     if work.left > LONG:
         console.print(f"about {spoken(work.left)} on {pipeline.where()}: the network sees {work.total:,} windows")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -460,6 +460,6 @@ def info(**given: Any) -> None:
                 size = sum(each.numel() for each in pipeline.vae.parameters())
                 typer.echo(f"works on the latents of an autoencoder: {size / 1e6:.1f}M parameters, one for every "
                            f"{chosen.codec.factor}x{chosen.codec.factor} pixels")  # fmt: skip
-            typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.seconds_per_window():.1f} windows a second")
+            typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.speed().asking:.1f} windows a second")
             if chosen.labels:
                 typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")

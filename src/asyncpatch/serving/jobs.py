@@ -103,7 +103,7 @@ class Workshop:
 
     def __init__(self, shelf: Shelf, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.shelf, self.limits = shelf, limits or Limits()
-        self.seconds_per_window = {name: shelf[name].seconds_per_window() for name in shelf.about}
+        self.speeds = {name: shelf[name].speed() for name in shelf.about}
         self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
@@ -153,7 +153,7 @@ class Workshop:
         name, pipeline, plan = self.choose(request, given)
         plan = replace(plan, doubts=doubts and pipeline.uncertainty is not None)
         seeds = plan.tasks[0].seeds
-        work = Work(pipeline, plan, self.seconds_per_window[name], self._clock)
+        work = Work(pipeline, plan, self.speeds[name], self._clock)
         if work.left > self.limits.seconds:
             raise ValueError(
                 f"this would take about {spoken(work.left)}, and a job may take {spoken(self.limits.seconds)}: use a "
