@@ -15,6 +15,7 @@ from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
 from asyncpatch.evaluation import Cell, Evaluation, markdown
 from asyncpatch.frames import Frames
+from asyncpatch.images import ImageError
 from asyncpatch.judging import judge, path_by_name, rank
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.folder import Model
@@ -84,6 +85,11 @@ def test_all_tools_work(pipe, tmp_path):
     with Image.open(tmp_path / "a.gif") as gif:
         assert gif.n_frames == 4
     assert min(pipe.speed(1)) > 0
+
+
+def test_a_tile_of_parts_of_tokens_is_refused_at_once(pipe):
+    with pytest.raises(ImageError, match="tileable with this model, sides must divide by 2; got 47x48"):
+        pipe.plan_texture(PHOTO[:24, :24], (48, 47), tileable=True)
 
 
 def test_the_time_of_coding_is_estimated_too(pipe):

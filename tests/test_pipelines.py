@@ -79,6 +79,9 @@ def test_the_shipped_model_is_found_in_a_checkout_and_in_a_wheel(tiny_model, tmp
         assert list(shipped_models().items()) == [("small", place / "small"), ("large", place / "large")]
     for found in (AsyncPatchPipeline.from_pretrained("large"), AsyncPatchPipeline.default("cpu", "fp32")):
         assert found.model.labels == ("tabby", "cat", "Golden retriever")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
+    with pytest.raises(FileNotFoundError, match=r"missing is not part of this copy.*here there is small, large"):
+        AsyncPatchPipeline.from_pretrained("missing")  # and no stranger's model of that name is fetched
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").mkdir()  # a folder goes before a name
     with pytest.raises(FileNotFoundError, match="no model folder"):

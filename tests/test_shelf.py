@@ -122,6 +122,13 @@ def test_a_label_that_none_knows_is_explained(shelf):
         shelf.choose(lambda pipeline: pipeline.plan_generate("tabi"), "tabi")
 
 
+def test_a_label_that_another_model_knows_is_said_to_be_its(shelf):
+    with pytest.raises(ValueError, match="'brick' is no label of small, but of large"):
+        shelf.choose(lambda pipeline: pipeline.plan_generate("brick"), "brick", "small")
+    with pytest.raises(ValueError, match="no label 'bricks'; did you mean"):
+        shelf.choose(lambda pipeline: pipeline.plan_generate("bricks"), "bricks", "large")
+
+
 def test_a_texture_is_for_the_first_that_knows_its_label(shelf):
     def grown(label):
         return shelf.choose(lambda pipeline: pipeline.plan_texture(GREY, (200, 200), label=label), label).name

@@ -62,6 +62,8 @@ def test_a_wheel_carries_it(tmp_path):
     assert wheel.stat().st_size <= 100e6
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "site")
+    there = {each.name for each in (tmp_path / "site/asyncpatch/weights").iterdir()}
+    assert there == {"NOTICE.md", shipped_model().name}  # others are too large to go with it
     code = "from asyncpatch.pipelines import AsyncPatchPipeline as A; print(A.default('cpu', 'fp32').name_or_path)"
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -193,7 +193,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not options.setdefault("use_safetensors", True):
             raise ValueError("weights are read from safetensors alone: use_safetensors=False is refused")
         if not Path(folder).exists():
-            folder = shipped_models().get(str(folder), folder)
+            folder = shipped(str(folder)) if str(folder) in SHIPPED else folder  # else of a hub
         if Path(folder).exists() and not (Path(folder) / INDEX).is_file():
             raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
         made: AsyncPatchPipeline = super().from_pretrained(str(folder), **options)
@@ -382,6 +382,11 @@ class AsyncPatchPipeline(DiffusionPipeline):
             whole, new = given.extended(left, top, across - left, down - top)
             new[:, top : top + given.height, left : left + given.width] = missing
         if tileable:
+            across_token = self.model.codec.factor
+            if height % across_token or width % across_token:
+                raise ImageError(
+                    f"to be made tileable with this model, sides must divide by {across_token}; got {width}x{height}"
+                )
             new = _open_rim(new, down, across, self.model.resolution // 8)
         if not bool(new.any()):
             raise ImageError("nothing to grow: give a larger size, a mask of what is missing, or make it tileable")
@@ -482,6 +487,20 @@ def shipped_models() -> dict[str, Path]:
     places = here / "weights", here.parents[1] / "weights"
     found = {name: [place / name for place in places if (place / name / INDEX).is_file()] for name in SHIPPED}
     return {name: folders[0] for name, folders in found.items() if folders}
+
+
+def shipped(name: str) -> Path:
+    """The folder of the one of that name."""
+    found = shipped_models()
+    if name in found:
+        return found[name]
+    here = f"here there is {', '.join(found)}" if found else "here there is none"
+    if name in SHIPPED:
+        raise FileNotFoundError(
+            f"{name} is not part of this copy of asyncpatch: a checkout of its repository has it, in weights/{name}; "
+            + here
+        )
+    raise FileNotFoundError(f"there is no model folder {name}, and no model of that name ships; {here}")
 
 
 def shipped_model() -> Path:

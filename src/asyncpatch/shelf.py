@@ -91,6 +91,9 @@ class Shelf:
     def choose(self, make: Callable[[AsyncPatchPipeline], Plan], label: str | None = None, name: str = "") -> Chosen:
         """The model for what ``make`` plans, which is to show ``label``; or the one of that name."""
         if name:
+            others = self._able(label)
+            if name in self.about and label is not None and name not in others and self.about[others[0]].knows(label):
+                raise ValueError(f"{label!r} is no label of {name}, but of {' and '.join(others)}")
             return Chosen(name, self[name], make(self[name]))
         able = self._able(label)
         first, plan = able[0], make(self[able[0]])

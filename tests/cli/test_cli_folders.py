@@ -1,5 +1,7 @@
 """Folders in, folders out."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -215,7 +217,10 @@ def test_each_picture_gets_its_model(here, two_ship):
     command = ["inpaint", "photos", "--masks", "masks", "--device", "cpu", "--precision", "fp32"]
     command += ["--seed", "1", "--steps", "2"]
     for more in (["-o", "out"], ["-o", "small", "--model", "small"], ["-o", "large", "--model", "large"]):
-        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == 0
+        assert ("models: " in done.stderr) == ("--model" not in more)
+        assert "--model" in more or {"small", "large"} == set(re.findall(r"(\w+) for \d", done.stderr))
     for name, right, wrong in (("a.png", "small", "large"), ("d.png", "large", "small")):
         made = {folder: np.asarray(Image.open(here / folder / name)).astype(int) for folder in ("out", right, wrong)}
         assert np.abs(made["out"] - made[right]).max() <= 1  # in other batches, other rounding

@@ -64,7 +64,7 @@ def inpaint_folder(
     # a plan of nothing: it draws the seed, which is then the same for all, and refuses what is wrong for all
     nothing = shelf.choose(lambda pipeline: pipeline.plan_generate(**job.chosen), job.label)
     seed = nothing.plan.tasks[0].seeds[0]
-    failed, notes = dict[Path, str](), Counter[str]()
+    failed, notes, served = dict[Path, str](), Counter[str](), Counter[str]()
     typer.echo(f"seed {seed}", err=True)
     columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -84,9 +84,12 @@ def inpaint_folder(
                     failed[path] = str(error) if str(path) in str(error) else f"{path}: {error}"
             for name, plans in ready.items():
                 failed |= _finish(shelf[name], plans, targets, job.force)
+                served[name] += len(plans)
             progress.advance(bar, len(some))
     for note, times in notes.items():
         typer.echo(f"note: {note} ({times} of {len(todo)} pictures)", err=True)
+    if len(shelf.about) > 1:
+        typer.echo(f"models: {', '.join(f'{name} for {times}' for name, times in served.items())}", err=True)
     typer.echo(f"wrote {len(todo) - len(failed)} pictures to {job.output}")
     if failed:
         for said in failed.values():

@@ -206,20 +206,18 @@ def open_shelf(model: str | None, device: str, precision: str, compiled: bool = 
 def open_pipeline(model: str | None, device: str, precision: str, compiled: bool = False) -> AsyncPatchPipeline:
     """The model that was said, or the usual one."""
     shelf = open_shelf(model, device, precision, compiled)
+    if len(shelf.about) > 1:
+        typer.echo(f"model {shelf.usual}", err=True)
     return shelf[shelf.usual]
 
 
 def found_model(model: str) -> Path:
     """The folder that is meant: by its path, or by the name of a model that ships."""
-    from asyncpatch.pipelines import shipped_models
+    from asyncpatch.pipelines import shipped
 
     folder = Path(model)
     if not folder.exists():
-        shipped = shipped_models()
-        if model not in shipped:
-            known = f", and none that ships is called so: {', '.join(shipped)}" if shipped else ""
-            raise FileNotFoundError(f"there is no model folder {model}{known}")
-        return shipped[model]
+        return shipped(model)
     if not (folder / "model_index.json").is_file() and (folder / "model/model_index.json").is_file():
         raise FileNotFoundError(f"{folder} is no model folder; did you mean {folder / 'model'}?")
     return folder
@@ -265,10 +263,11 @@ def ranked(pipeline: AsyncPatchPipeline, plan: Plan, made: Made) -> Made:
     from asyncpatch.pipelines import Made
 
     bounds = rank(pipeline, plan.tasks[0], made.pictures)
+    what = "the hole" if pipeline.vae is None else "the hole's latents"
     order = bounds.argsort(descending=True).tolist()
     for place, k in enumerate(order):
         typer.echo(
-            f"{place + 1}. seed {made.seeds[k]}: log p of the hole is at least {float(bounds[k]):.1f} nats", err=True
+            f"{place + 1}. seed {made.seeds[k]}: log p of {what} is at least {float(bounds[k]):.1f} nats", err=True
         )
     return Made([made.pictures[k] for k in order], [made.seeds[k] for k in order], made.notes)
 

@@ -71,7 +71,8 @@ def serve(host: str, port: int, token: str | None, limits: Limits, browser: bool
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else "::1" if host == "::" else host
     shown = f"[{reached}]" if ":" in reached else reached
     address = f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
-    typer.echo(f"on {shelf[shelf.usual].where()}: {address}  (HTTP interface: /api/docs; Ctrl+C stops it)")
+    models = f"{', '.join(shelf.about)} on {shelf[shelf.usual].where()}"
+    typer.echo(f"{models}: {address}  (HTTP interface: /api/docs; Ctrl+C stops it)")
     if browser:
         threading.Thread(target=open_when_up, args=(address, reached, port), daemon=True).start()
     listen(workshop, host, port, token)
