@@ -23,7 +23,7 @@ def test_changes_are_counted_where_they_are():
     """A coder whose tokens see the pixel to their left, and so a hole that begins there."""
 
     class Near:
-        factor = 1
+        factor = reach = 1
         codebook = None
 
         def encode(self, x, hole=None):

@@ -31,8 +31,8 @@ from asyncpatch import checks
 
 TILE = 448
 """Pixels across what is encoded or decoded at a time, beside a rim: all of a large picture would take gigabytes."""
-_AT_ONCE = 1 << 18
-"""Pixels of pictures that are encoded or decoded together."""
+_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 20}
+"""Pixels of pictures that are encoded or decoded together: at 4 KB each a gigabyte, and four of a GPU's."""
 
 
 class Codec(Protocol):
@@ -206,7 +206,8 @@ class Latents:
         ``into`` of their numbers across go in, and ``out`` come out."""
         height, width = (side // into for side in given[0].shape[2:])
         side = TILE // self.factor
-        rows = max(1, _AT_ONCE // (min(height, side) * min(width, side) * self.factor**2))
+        most = _AT_ONCE.get(given[0].device.type, _AT_ONCE["cpu"])
+        rows = max(1, most // (min(height, side) * min(width, side) * self.factor**2))
 
         def tile(top: int, left: int) -> Tensor:
             above, before = max(0, top - self._far), max(0, left - self._far)

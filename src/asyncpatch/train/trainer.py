@@ -86,7 +86,7 @@ class Quick:
     """A coder that encodes batches of one size, compiled; without that, where it does not work."""
 
     def __init__(self, coder: Coder, say: Say) -> None:
-        self.coder, self.say, self.factor = coder, say, coder.factor
+        self.coder, self.say, self.factor, self.reach = coder, say, coder.factor, coder.reach
         self.compiled: Any = torch.compile(coder.encode, fullgraph=True, dynamic=False)
 
     def encode(self, x: Tensor, hole: Tensor) -> Tensor:
