@@ -210,6 +210,7 @@ def test_info_lists_all_that_ship(two_ship):
     shown = CliRunner().invoke(app, ["info", "--device", "cpu"], env={"COLUMNS": "200"}).stdout
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("model ")] == ["small", "large"]
     assert "one for every 2x2 pixels" in shown
+    assert "2 models, of which one is chosen for each picture; small where nothing speaks for another" in shown
     shown = CliRunner().invoke(app, ["info", "--device", "cpu", "--model", "small"], env={"COLUMNS": "200"}).stdout
     assert "model small" in shown
     assert "large" not in shown

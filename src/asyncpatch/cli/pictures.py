@@ -450,6 +450,9 @@ def info(**given: Any) -> None:
                 typer.echo(f"no model: {error}")
                 return
         shelf = open_shelf(**given)
+        if len(shelf.about) > 1:
+            typer.echo(f"{len(shelf.about)} models, of which one is chosen for each picture; {shelf.usual} where "
+                       "nothing speaks for another")  # fmt: skip
         for name in shelf.about:
             pipeline = shelf[name]
             chosen, size = pipeline.model, sum(each.numel() for each in pipeline.unet.parameters())
@@ -459,6 +462,8 @@ def info(**given: Any) -> None:
                 size = sum(each.numel() for each in pipeline.vae.parameters())
                 typer.echo(f"works on the latents of an autoencoder: {size / 1e6:.1f}M parameters, one for every "
                            f"{chosen.codec.factor}x{chosen.codec.factor} pixels")  # fmt: skip
+            if pipeline.uncertainty is not None:
+                typer.echo("says how sure it is, for the schedules that go by that")
             typer.echo(f"runs on {pipeline.where()}, {1 / pipeline.speed().asking:.1f} windows a second")
             if chosen.labels:
                 typer.echo(f"{len(chosen.labels)} labels: {', '.join(chosen.labels)}")
