@@ -81,9 +81,10 @@ class Decoders:
     def close(self) -> None:
         """End the workers, whatever they are at."""
         self._closing = True
-        self._ended()
+        for process in list(self.processes):  # their pipes are closed when no thread reads from them any more
+            process.kill()
         self._pool.shutdown(cancel_futures=True)
-        _end_all(self.processes)  # one that was being started meanwhile
+        self._ended()
 
     def _decode(self, part: list[tuple[int, Item]]) -> list[Views]:
         results: list[Views] = [""] * len(part)
@@ -136,6 +137,8 @@ class Decoders:
             there = os.pathsep.join(path for path in sys.path if path)  # where this process found the package
             process = self._started({**os.environ, "PYTHONPATH": there})
             self._own.process = process
+            if self._closing:  # and it was too late to be ended with the others
+                raise EOFError
         assert process.stdin is not None
         assert process.stdout is not None
         try:
