@@ -198,9 +198,8 @@ def test_a_model_that_is_neither_folder_nor_name_is_refused(two_ship, tmp_path, 
     done = CliRunner().invoke(app, ["generate", "--model", "medium"])
     assert done.exit_code == 2
     assert "no model folder medium, and no model of that name ships; here there is small, large" in done.stderr
-    monkeypatch.setattr(
-        "asyncpatch.pipelines.SHIPPED", ("small", "large", "medium")
-    )  # as in a wheel, which has not all
+    # as in a wheel, which has not all
+    monkeypatch.setattr("asyncpatch.pipelines.SHIPPED", ("small", "large", "medium"))
     done = CliRunner().invoke(app, ["generate", "--model", "medium"])
     assert done.exit_code == 2
     assert "medium is not part of this copy of asyncpatch: a checkout" in done.stderr
