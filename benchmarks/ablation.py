@@ -6,7 +6,7 @@
 
 ``train`` gives each variant the recipe ``ablation64_23m``; given again it goes on where it was stopped.
 ``evaluate`` makes 10,000 pictures of 50 steps with each, and fills holes of four kinds in 1,000 held-out pictures; the
-rivals fill them in 250 of these with the network that has one time per picture, and those 250 are filled by the others
+rivals fill them in 250 of these with the networks of one time per picture, and those 250 are filled by the others
 too, with input guidance and without, to be compared with; by AsyncPatch and the mixture also as the paper samples, in
 250 steps with noise. AsyncPatch and supervised fill squares under several class and input guidances besides, in 500
 pictures and 25 steps. Cells are kept, and may be computed on several machines. ``tables`` writes OUT/results.md,
@@ -46,7 +46,7 @@ from asyncpatch.train.config import MIXED
 from asyncpatch.train.run import train
 from evaluating import SET, line, opened
 
-BASELINE = "baseline"
+BASELINE, AGAIN = "baseline", "baseline-again"
 KINDS = ("extrema", "square", "thin", "wide")
 SLOW, ETAS = 250, (0.5, 1.0)
 """The steps of the paper's sampler, and how random: its "stochastic coefficient of 0.25" is about the first, if it is
@@ -61,7 +61,9 @@ class Suite:
     variants: dict[str, dict[str, Any]]
     """By name, how its recipe differs."""
     rivals: tuple[str, ...]
-    """That fill holes with the baseline's network."""
+    """That fill holes with a network of one time per picture."""
+    hosts: tuple[str, ...]
+    """The variants that have such a network; the others are compared with RePaint on the first."""
     few: int
     """Pictures in which they do, of the 1,000 that the others fill."""
     swept: tuple[str, ...]
@@ -78,6 +80,7 @@ class Suite:
 PIXELS = Suite(
     variants={
         BASELINE: {"times": "global"},
+        AGAIN: {"times": "global", "seed": 1},
         "independent": {"times": "independent"},
         "perlin": {"times": "perlin"},
         "perlin-picture": {"times": "perlin-picture"},
@@ -87,10 +90,11 @@ PIXELS = Suite(
         "mixture": {"times": MIXED},
     },
     rivals=tuple(each for each in RIVALS if each != SUPERVISED),
+    hosts=(AGAIN, BASELINE),
     few=250,
     swept=("asyncpatch", SUPERVISED),
     slow=("asyncpatch", "mixture"),
-    fids={BASELINE: 1.74, "perlin": 2.05, "perlin-picture": 2.05, "patchwise": 2.54, "asyncpatch": 1.77},
+    fids={BASELINE: 1.74, AGAIN: 1.74, "perlin": 2.05, "perlin-picture": 2.05, "patchwise": 2.54, "asyncpatch": 1.77},
     papers_fid="of 50,000 samples of a network of 600M on ImageNet at 64x64",
     lpips={
         "repaint": (0.282, 0.106, 0.053, 0.097),
@@ -104,6 +108,7 @@ PIXELS = Suite(
 LATENTS = Suite(
     variants={name: PIXELS.variants[name] for name in (BASELINE, "asyncpatch", SUPERVISED)},
     rivals=("repaint",),
+    hosts=(BASELINE,),
     few=1000,
     swept=(),
     slow=(),
@@ -131,7 +136,7 @@ def cells(suite: Suite, name: str, quick: bool) -> list[Cell]:
         for first, second in itertools.product(CLASS_GUIDANCES, INPUT_GUIDANCES):
             how = replace(plain, steps=steps // 2, class_guidance=first, input_guidance=second)
             found.append(Cell(SET, "square", own, how, some))
-    if name == BASELINE:
+    if name in suite.hosts:
         quickest = {"ddrm", "ddnm"} & set(suite.rivals) or suite.rivals
         rivals = [each for each in suite.rivals if not quick or each in quickest]
         rivals.sort(key=lambda each: each != "repaint")  # which the paper compares with comes first
@@ -214,7 +219,7 @@ def generation(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     lines = [
         f"New pictures. The Fréchet distance{' (± standard error over samples)' if known else ''} is in the features "
         f"of EfficientNet-Lite0, and no FID; the paper's FID is {suite.papers_fid}: only the order of the rows can be "
-        "compared. One training of each.", "",
+        "compared.", "",
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
     for name, rows in found.items():
@@ -233,13 +238,17 @@ def methods(suite: Suite) -> list[tuple[str, str, dict[str, Any]]]:
     """Rows of the table of holes: their title, the variant, and which of its cells."""
     listed: list[tuple[str, str, dict[str, Any]]] = []
     for name in suite.variants:
-        title = name if name != BASELINE else f"{BASELINE}, asked with a time per token"
+        title = f"{name}, asked with a time per token" if name in suite.hosts else name
         listed.append((title, name, wanted(name)))
         listed.append((f"{title}, input guidance 1", name, wanted(name, guidance=1.0)))
         if name in suite.slow:
             listed += [(f"{title}, {SLOW} steps, eta {eta:g}", name, wanted(name, eta=eta)) for eta in ETAS]
-    listed += [(f"{each} on the {BASELINE}", BASELINE, {"method": each}) for each in suite.rivals]
-    return listed
+    return listed + of_rivals(suite)
+
+
+def of_rivals(suite: Suite) -> list[tuple[str, str, dict[str, Any]]]:
+    """Likewise, those of the rivals."""
+    return [(f"{each} on {host}", host, {"method": each}) for each in suite.rivals for host in suite.hosts]
 
 
 def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
@@ -283,7 +292,7 @@ def variants(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     """LPIPS against the network that the paper proposes, picture by picture: without guidance, and with."""
     lines = [
         f"LPIPS against that of {OURS}, of the same pictures, with intervals of 95 % over pictures (not over "
-        "trainings, of which there is one of each):", "",
+        "trainings):", "",
         line("trained with", "pictures", *KINDS), line(*["---"] * (2 + len(KINDS))),
     ]  # fmt: skip
     for guidance, count in zip((0.0, 1.0), sizes(found), strict=True):
@@ -297,13 +306,14 @@ def variants(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
 
 
 def comparison(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
-    """LPIPS against RePaint on the baseline, picture by picture."""
+    """LPIPS against RePaint on the first of its networks, picture by picture."""
+    host = suite.hosts[0]
     titles = ("method", "calls, of RePaint's", *KINDS)
     lines = [
-        "LPIPS against that of RePaint on the baseline, on the same pictures, with intervals of 95 % likewise:", "",
+        f"LPIPS against that of RePaint on {host}, on the same pictures, with intervals of 95 % likewise:", "",
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
-    repaint = {kind: one(found[BASELINE], what=kind, method="repaint") for kind in KINDS}
+    repaint = {kind: one(found[host], what=kind, method="repaint") for kind in KINDS}
     for title, name, which in methods(suite):
         texts, calls = [], ""
         for kind, theirs in repaint.items():
@@ -383,16 +393,15 @@ def dots(suite: Suite, found: dict[str, list[Result]]) -> list[Dot]:
     for name, rows in found.items():
         if row := one(rows, what=SAMPLES):
             made.append(Dot(name, SAMPLES, row["frechet"], 1.96 * row.get("frechet error", 0.0)))
-    of_rivals = [(f"{each} on the {BASELINE}", BASELINE, {"method": each}, False) for each in suite.rivals]
     own = [
-        (name, name, wanted(name, guidance=each), bool(each))
-        for name in suite.variants if name != BASELINE for each in (0.0, 1.0)
+        (name, name, wanted(name, guidance=each))
+        for name in suite.variants if name not in suite.hosts for each in (0.0, 1.0)
     ]  # fmt: skip
-    for (title, name, which, hollow), kind in itertools.product([*own, *of_rivals], KINDS):
+    for (title, name, which), kind in itertools.product([*own, *of_rivals(suite)], KINDS):
         row = one(found[name], what=kind, pictures=few, **which)
         if row is not None and "lpips" in row:
             mean, error = row["lpips"]
-            made.append(Dot(title, kind, mean, 1.96 * error, hollow))
+            made.append(Dot(title, kind, mean, 1.96 * error, bool(which.get("input_guidance"))))
     return made
 
 
@@ -400,18 +409,20 @@ def plot(made: list[Dot], few: int, file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-    rows = list(dict.fromkeys(each.row for each in made if each.row != BASELINE))
+    rows = list(dict.fromkeys(each.row for each in made if each.row not in (BASELINE, AGAIN)))
     if not rows:
         return
     figure = Figure(figsize=(14, 1.2 + 0.3 * len(rows)), layout="constrained")
     panels = dict(zip((SAMPLES, *KINDS), figure.subplots(1, 1 + len(KINDS), sharey=True), strict=True))
     heights = {row: len(rows) - k for k, row in enumerate(rows)}
     for each in made:
-        if each.row == BASELINE:
-            panels[each.panel].axvline(each.value, color="tab:grey", linestyle=":", label=BASELINE)
+        if each.row in (BASELINE, AGAIN):
+            panels[each.panel].axvline(
+                each.value, color="tab:grey", linestyle=":", label=BASELINE if each.row == BASELINE else None
+            )
             panels[each.panel].legend(loc="center right", frameon=False)
             continue
-        colour = "tab:grey" if each.row.endswith(BASELINE) else "tab:red" if each.row == "mixture" else "tab:blue"
+        colour = "tab:grey" if " on " in each.row else "tab:red" if each.row == "mixture" else "tab:blue"
         panels[each.panel].errorbar(
             each.value, heights[each.row], xerr=each.half, fmt="o", color=colour,
             markerfacecolor="white" if each.hollow else colour,
