@@ -11,8 +11,11 @@ x-hat, eps-hat the denoiser's answer at t:
     (4)  DDRM          z_s = alpha x-hat + sigma (sqrt(1-c^2) eps-hat + c n)     where m = 0,   c = 0.85
                        z_s = alpha (b y + (1-b) x-hat) + sigma n                 where m = 1,   b = 1
     (5)  DDNM          z_s = alpha x' + sigma (sqrt(1-e^2) eps-hat + e n),   x' = m y + (1-m) x-hat,   e = 0.85
-    (6)  DeqIR         the whole chain (5), with its noise drawn beforehand, as one fixed point over all its states,
-                       found by Anderson acceleration: all times are asked about at once, a few times over
+    (6)  DeqIR         the whole chain (5), with its noise n_k drawn beforehand, as one fixed point over all its states,
+                       found by Anderson acceleration: all times are asked about at once, a few times over. Where m = 0
+                       a state is the sum of all moves that lead to it, so that a question moves all of them: with
+                       h = sigma / alpha,   z_k / alpha_k = x-hat_1 + h_1 (c eps-hat_1 + e n_1)
+                                                          + sum_{j=2..k} (c h_j - h_{j-1}) eps-hat_j + e h_j n_j
 
 None of them draws from the conditional law, even with an exact denoiser (tests/test_baselines.py says how far each is
 from it); that is what a time per pixel is for.
@@ -37,6 +40,9 @@ from asyncpatch.protocols import Ask, Cond, Denoised, Denoiser, Noise, Schedule,
 from asyncpatch.sampling import Ahead, Generators, draw_noise, sample
 from asyncpatch.schedules import synchronous
 from asyncpatch.steps import ddim
+
+_DAMPING = 1e-3
+"""Of Anderson acceleration, added to squared residuals: those that are smaller need not be removed."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ def ddnm(process: Process, x: Tensor, hole: Tensor, steps: int = 100, *, eta: fl
     checks.fraction("eta", eta)
 
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:
-        return _ddnm_step(process, x, hole, eta, *_answer(process, now), s, noise())
+        clean, eps = _answer(process, now)
+        return _ddnm(process, torch.where(hole > 0, clean, x), eta, eps, s, noise())
 
     return Method(synchronous(steps), step)
 
@@ -170,17 +177,21 @@ def deqir(
 
     def step(denoise: Ask, now: Visit, s: Tensor, noise: Noise, last: Visit | None) -> Tensor:
         batch = len(now.z)
-        fresh = torch.cat([noise() for _ in range(steps)])  # [steps * B, C, H, W], time after time
-        t, to = (each.to(now.t).repeat_interleave(batch).view(-1, 1, 1, 1) for each in (times[:-1], times[1:]))
-        t = t.expand(-1, 1, *now.t.shape[2:])
-        pictures = x.expand_as(now.z).repeat(steps, 1, 1, 1)
-        holes = hole.expand(batch, 1, *now.t.shape[2:]).repeat(steps, 1, 1, 1)
+        fresh = torch.stack([noise() for _ in range(steps)])  # [steps, B, C, H, W], time after time
+        t, to = (each.to(now.t).view(-1, 1, 1, 1, 1) for each in (times[:-1], times[1:]))
+        asked = t.expand(steps, batch, 1, *now.t.shape[2:]).flatten(0, 1)
+        alpha, h_to = process.alpha(to), process.sigma(to) / process.alpha(to)
+        h = torch.cat([torch.zeros_like(h_to[:1]), h_to[:-1]])  # the first move is all that leads to its state
 
         def chain(states: Tensor) -> Tensor:
-            """Each state from the one before it, all at once; the first comes from the starting noise."""
+            """All states from those before them, at once."""
             before = torch.cat([now.z[None], states[:-1]]).flatten(0, 1)
-            answer = _answer(process, Visit(before, t, denoise(before, t)))
-            return _ddnm_step(process, pictures, holes, eta, *answer, to, fresh).view_as(states)
+            clean, eps = (
+                each.view_as(states) for each in _answer(process, Visit(before, asked, denoise(before, asked)))
+            )
+            moves = (h_to * (1.0 - eta**2) ** 0.5 - h) * eps + h_to * eta * fresh
+            moves[0] += clean[0]
+            return torch.where(hole > 0, alpha * moves.cumsum(0), _ddnm(process, x, eta, eps, to, fresh))
 
         return _anderson(chain, now.z.expand(steps, *now.z.shape), iterations, memory, tolerance)[-1]
 
@@ -209,25 +220,23 @@ def supervised(
 def _anderson(
     function: Callable[[Tensor], Tensor], start: Tensor, iterations: int, memory: int, tolerance: float
 ) -> Tensor:
-    """A fixed point of a function of states [T, B, ...], for each of B by itself: Anderson acceleration."""
+    """A fixed point of a function of states [T, B, ...]: Anderson acceleration, of each state by itself."""
     x = start.clone()
-    batch = x.shape[1]
+    times, batch = x.shape[:2]
     done = torch.zeros(batch, dtype=torch.bool, device=x.device)
     inputs: list[Tensor] = []
     results: list[Tensor] = []
     for _ in range(iterations):
         result = function(x)
         inputs, results = [*inputs, x][-memory:], [*results, result][-memory:]
-        rest = torch.stack([a - b for a, b in zip(results, inputs, strict=True)])  # [memory, T, B, ...]
-        flat = rest.transpose(0, 2).reshape(batch, x.shape[0], len(inputs), -1).transpose(1, 2).flatten(2).double()
-        gram = flat @ flat.transpose(1, 2)  # [B, memory, memory]
-        scale = gram.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
-        gram = gram / scale[:, None, None] + 1e-6 * torch.eye(len(inputs), device=x.device)
-        weight = torch.linalg.solve(gram, torch.ones(batch, len(inputs), 1, dtype=gram.dtype, device=x.device))[..., 0]
-        weight = (weight / weight.sum(1, keepdim=True)).to(x.dtype)
-        shape = (len(inputs), 1, batch, *[1] * (x.dim() - 2))
-        better = (weight.T.reshape(shape) * torch.stack(results)).sum(0)
-        x = torch.where(done.view(shape[1:]), x, better)
+        several = torch.stack(results, 2)  # [T, B, memory, ...]
+        rest = (several - torch.stack(inputs, 2)).flatten(3).double()
+        gram = rest @ rest.mT + _DAMPING * torch.eye(len(inputs), device=x.device)
+        ones = torch.ones(times, batch, len(inputs), 1, dtype=gram.dtype, device=x.device)
+        weight = torch.linalg.solve(gram, ones)
+        weight = (weight / weight.sum(2, keepdim=True)).to(x.dtype)
+        better = (weight * several.flatten(3)).sum(2).view_as(x)
+        x = torch.where(done.view(1, batch, *[1] * (x.dim() - 2)), x, better)
         moved = (result - inputs[-1]).transpose(0, 1).flatten(1).norm(dim=1)
         done = done | (moved <= tolerance * result.transpose(0, 1).flatten(1).norm(dim=1))
         if bool(done.all()):
@@ -235,11 +244,9 @@ def _anderson(
     return function(x)
 
 
-def _ddnm_step(
-    process: Process, x: Tensor, hole: Tensor, eta: float, clean: Tensor, eps: Tensor, s: Tensor, fresh: Tensor
-) -> Tensor:
-    corrected = torch.where(hole > 0, clean, x)
-    z: Tensor = process.alpha(s) * corrected + process.sigma(s) * ((1.0 - eta**2) ** 0.5 * eps + eta * fresh)
+def _ddnm(process: Process, clean: Tensor, eta: float, eps: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
+    """Equation (5), for x' ``clean``."""
+    z: Tensor = process.alpha(s) * clean + process.sigma(s) * ((1.0 - eta**2) ** 0.5 * eps + eta * fresh)
     return z
 
 
