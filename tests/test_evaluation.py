@@ -2,7 +2,9 @@
 
 import json
 import math
+import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +114,38 @@ def test_a_cell_is_computed_once(pipe, tmp_path, monkeypatch):
     assert evaluation(pipe, tmp_path).result(cell) == first
     with pytest.raises(TypeError):  # and another setting is another cell
         work.result(Cell("noise", "thin", OURS, Settings(steps=3, batch=8), 3))
+
+
+def test_pictures_are_made_some_at_a_time(pipe, tmp_path, monkeypatch):
+    """Of which no figure depends but by rounding, and no sheet."""
+    works = [evaluation(pipe, tmp_path / name, training=store(40, 1), references=20) for name in ("whole", "parts")]
+    cells = Cell("noise", "wide", OURS, QUICK, 7), Cell("noise", SAMPLES, OURS, replace(QUICK, batch=3), 11)
+    whole = [works[0].result(cell) for cell in cells]
+    sizes, run = [], AsyncPatchPipeline.run
+
+    def counted(self, plan, *rest):
+        sizes.append(len(plan.tasks))
+        return run(self, plan, *rest)
+
+    monkeypatch.setattr(AsyncPatchPipeline, "run", counted)
+    monkeypatch.setattr("asyncpatch.evaluation.computing._AT_ONCE", 4)
+    parts = [works[1].result(replace(cell, settings=replace(cell.settings, batch=3))) for cell in cells]
+    assert sizes == [3, 3, 1, 3, 3, 3, 2]
+    same(whole, parts)
+    for cell in cells:
+        sheets = [Image.open(work.folder / "sheets" / f"{work.name(cell)}.png") for work in works]
+        assert np.abs(np.subtract(*(np.array(sheet, int) for sheet in sheets))).max() <= 2
+
+
+def same(these, those):
+    """Results, but for the time they took, and rounding."""
+    for one, other in zip(these, those, strict=True):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"seconds", "settings"}:
+            if isinstance(one[name], str):
+                assert one[name] == other[name]
+            else:
+                assert one[name] == pytest.approx(other[name], rel=2e-3, abs=1e-5), name
 
 
 def test_another_model_or_other_pictures_are_another_cell(pipe, tiny_model, tmp_path):
@@ -286,6 +320,27 @@ def test_tables_are_written_and_cells_shared(tiny_model, folder, tmp_path, monke
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [each["set"] for each in table] == ["photos at 40"] * 2
     assert max(each["calls"] for each in table) > 1  # windows
+
+
+def test_processes_share_each_cell(tiny_model, folder, tmp_path, monkeypatch):
+    """And come to what one does. One writes and speaks."""
+    monkeypatch.setenv("ASYNCPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("ASYNCPATCH_LPIPS", raising=False)
+    start, told = [sys.executable, "-m"], []
+    several = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    for name, how in (("alone", []), ("both", several)):
+        call = ["asyncpatch", "evaluate", "--data", folder, "-o", tmp_path / name, "--model", tiny_model, "--holes",
+                "square", "--count", 5, "--samples", 11, "--references", 10, "--steps", 1, "--frechet",
+                "--device", "cpu", "--precision", "fp32"]  # fmt: skip
+        ended = subprocess.run(
+            [*start, *how, *map(str, call)], capture_output=True, text=True, timeout=600, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        told.append((json.loads((tmp_path / name / "table.json").read_text()), ended.stdout))
+    same(told[0][0], told[1][0])
+    assert [row["pictures"] for row in told[1][0]] == [5, 11]
+    assert told[1][1].count("| square |") == 1
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,8 @@ def test_what_is_judged_is_decoded_unless_originals_are_asked_for(pipe, tmp_path
     x = torch.from_numpy(store.pictures).permute(0, 3, 1, 2) / 127.5 - 1.0
     hole = holes("square", [0, 1], 32, 32)
     seen = []
-    monkeypatch.setattr("asyncpatch.evaluation.psnr_in_hole", lambda made, *rest: seen.append(made) or torch.zeros(2))
+    judge = "asyncpatch.evaluation.computing.psnr_in_hole"
+    monkeypatch.setattr(judge, lambda made, *rest: seen.append(made) or torch.zeros(2))
     for method in ("asyncpatch", "ddnm"):
         for paste in (False, True):
             work = Evaluation(pipe, tmp_path, {"noise": store}, paste=paste)

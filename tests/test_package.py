@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "asyncpatch"
 
 # Each module may import those on the lines above its own, and nothing on its own line or below.
 ARROWS = """
-checks options machine
+checks options machine processes
 protocols fields
 process
 parameterization oracle

@@ -249,15 +249,19 @@ FEATURES: dict[str, Callable[[], LiteFeatures | InceptionFeatures]] = {
 """Networks whose features can be compared, by name."""
 
 
-def frechet_distance(features: nn.Module | None = None, *, keep_real: bool = False) -> FrechetInceptionDistance:
+def frechet_distance(
+    features: nn.Module | None = None, *, keep_real: bool = False, alone: bool = False
+) -> FrechetInceptionDistance:
     """Equation (4) in `LiteFeatures`, or in others: ``update(levels, real=True)`` and ``real=False`` with uint8
     [B, 3, H, W], then ``compute()``. Of few pictures it comes out too large: compare only distances of as many. With
-    ``keep_real`` a ``reset()`` forgets the others only."""
+    ``keep_real`` a ``reset()`` forgets the others only. Where several processes work, ``compute()`` is of what all of
+    them were given, and all must call it, unless it is ``alone``."""
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     return FrechetInceptionDistance(
-        feature=features or LiteFeatures(), input_img_size=(3, 64, 64), reset_real_features=not keep_real
-    )
+        feature=features or LiteFeatures(), input_img_size=(3, 64, 64), reset_real_features=not keep_real,
+        sync_on_compute=not alone,
+    )  # fmt: skip
 
 
 def frechet_error(real: Tensor, made: Tensor) -> float:
@@ -287,7 +291,7 @@ def frechet_error(real: Tensor, made: Tensor) -> float:
 
 
 def kernel_distance(
-    subset: int = 1000, subsets: int = 100, features: nn.Module | None = None
+    subset: int = 1000, subsets: int = 100, features: nn.Module | None = None, *, alone: bool = False
 ) -> KernelInceptionDistance:
     """Equation (6) in `LiteFeatures`, or in others, used like `frechet_distance`; ``compute()`` gives mean and spread
     over so many random ``subsets`` of ``subset`` pictures."""
@@ -295,7 +299,9 @@ def kernel_distance(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it keeps all features: 5 KB a picture
-        return KernelInceptionDistance(feature=features or LiteFeatures(), subset_size=subset, subsets=subsets)
+        return KernelInceptionDistance(
+            feature=features or LiteFeatures(), subset_size=subset, subsets=subsets, sync_on_compute=not alone
+        )
 
 
 def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = 3) -> tuple[float, float]:

@@ -13,9 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from asyncpatch.cli import app
+from asyncpatch.processes import leave
 from asyncpatch.train import checkpoint
 from asyncpatch.train.config import Recipe
-from asyncpatch.train.run import leave
 from asyncpatch.train.watch import read_log
 from runs import TINY, TINY_VQ, losses, options_of, tensors_of
 
@@ -193,7 +193,7 @@ def test_processes_part_before_they_exit(data, tmp_path, monkeypatch):
         there.setattr("torch.distributed.is_initialized", lambda: True)
         there.setattr("torch.distributed.destroy_process_group", lambda: left.append(True))
         leave()
-    monkeypatch.setattr("asyncpatch.train.run.leave", lambda: left.append(False))
+    monkeypatch.setattr("asyncpatch.processes.leave", lambda: left.append(False))
     for run, more, whole in (("whole", ["--steps", "1"], True), ("part", ["--minutes", "0"], False)):
         call = command(data, tmp_path / run, *more)
         ended = CliRunner().invoke(app, call[call.index("asyncpatch") + 1 :])

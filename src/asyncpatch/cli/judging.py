@@ -151,8 +151,12 @@ def evaluate(
         asyncpatch evaluate --data set/ -o out/ --input-guidance 0,0.5,1,2 --class-guidance 0,1,2
 
     Given again, it goes on where it was stopped. The sheets show pictures of the data: mind their terms.
+
+    On several GPUs: python -m torch.distributed.run --nproc-per-node 8 -m asyncpatch evaluate ...
     """
-    with said_plainly():
+    from asyncpatch.processes import together
+
+    with said_plainly(), together() as team:
         import itertools
         from dataclasses import replace
 
@@ -168,7 +172,7 @@ def evaluate(
         )
 
         from asyncpatch import checks
-        from asyncpatch.data.store import open_split
+        from asyncpatch.data.store import Store, open_split
         from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import FEATURES, LPIPS, download_lpips, lpips_file
         from asyncpatch.pipelines import ORDERS
@@ -179,6 +183,14 @@ def evaluate(
         checks.at_least("references", references, 10)
         if features not in FEATURES:
             raise ValueError(f"--features must be one of {', '.join(FEATURES)}, got {features!r}")
+
+        console = Console(stderr=True, quiet=not team.main)
+
+        def opened(name: str, side: int, cache: Path | None) -> Store:
+            found = open_split([name], "validation", side, cache) or open_split([name], "train", side, cache)
+            if found is None:
+                raise ValueError(f"there are no pictures in {name}")
+            return found
 
         def numbers(name: str, text: str, kind: type = float) -> list[Any]:
             try:
@@ -222,25 +234,22 @@ def evaluate(
         pipeline = open_pipeline(**given, compiled=compiled)
         cells += [replace(each, method=SUPERVISED) if pipeline.unet.config["given"] else each for each in new]
 
-        side, sets = size or pipeline.model.resolution, {}
-        for name, each in zip(names, data, strict=True):
-            found = open_split([each], "validation", side, cache) or open_split([each], "train", side, cache)
-            if found is None:
-                raise ValueError(f"there are no pictures in {each}")
-            sets[name] = found
-        weights = lpips or lpips_file()
-        if lpips == "download":
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-            with Progress(*columns, console=Console(stderr=True), transient=True) as fetching:
-                task = fetching.add_task("LPIPS")
-                weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
+        side = size or pipeline.model.resolution
+        with team.main_first():  # it decodes and downloads, the others find that
+            sets = dict(zip(names, (opened(each, side, cache) for each in data), strict=True))
+            training = open_split(data, "train", side, cache) if samples or frechet else None
+            weights = lpips or lpips_file()
+            if lpips == "download":
+                columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+                with Progress(*columns, console=console, transient=True) as fetching:
+                    task = fetching.add_task("LPIPS")
+                    weights = download_lpips(progress=lambda done, of: fetching.update(task, completed=done, total=of))
         scored = LPIPS.load(weights).to(pipeline.unet.device) if weights else None
-        training = open_split(data, "train", side, cache) if samples or frechet else None
-        work = Evaluation(pipeline, output, sets, training, scored, references, features, paste)
+        work = Evaluation(pipeline, output, sets, training, scored, references, features, paste, team)
         for cell in cells:
             work.check(cell)
         output.mkdir(parents=True, exist_ok=True)
-        mine, console = cells[part::parts], Console(stderr=True)
+        mine = cells[part::parts]
         shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*shown, console=console, transient=True) as progress:
             bar = progress.add_task("evaluating", total=len(mine))
@@ -248,7 +257,9 @@ def evaluate(
                 progress.update(bar, description=f"{cell.set}, {cell.what}, {cell.method}")
                 work.result(cell)
                 progress.advance(bar)
-        done = [work.result(cell) for cell in cells if work.file(cell).exists()]
+        if not team.main:
+            return
+        done = [found for cell in cells if (found := work.kept(cell)) is not None]
         typer.echo(work.write(done))
         guidance_plot(done, output / "guidance.png")
         if len(done) < len(cells):

@@ -93,6 +93,7 @@ def _train(
     given: dict[str, Any],
 ) -> None:
     from asyncpatch.data.sources import DataError
+    from asyncpatch.processes import leave
     from asyncpatch.train import run as running
     from asyncpatch.train.errors import Stopped, TrainingError
     from asyncpatch.train.watch import CONFIG, read_config
@@ -113,9 +114,9 @@ def _train(
             )
         chosen = base.changed(given)
         model = running.train(chosen, data, run, init=init, resume=resume, cache=cache, minutes=minutes)
-        running.leave()
+        leave()
     except Stopped as stopped:
-        running.leave()
+        leave()
         typer.secho(str(stopped), err=True)
         raise typer.Exit(stopped.code) from None
     except (DataError, ValueError, OSError) as error:

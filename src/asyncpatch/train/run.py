@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import asyncpatch
 from asyncpatch.data.feed import Feed, seed_for
 from asyncpatch.data.store import Store
 from asyncpatch.models.unet import Layer
+from asyncpatch.processes import PATIENCE
 from asyncpatch.train import average, checkpoint
 from asyncpatch.train.autoencoder import AutoencoderTrainer
 from asyncpatch.train.config import AutoencoderRecipe, Recipe, Training
@@ -256,7 +256,7 @@ def make_accelerator(recipe: Training) -> Accelerator:
     accelerator = Accelerator(
         cpu=recipe.device == "cpu", fsdp_plugin=plugin, mixed_precision="no",
         kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(hours=2)),  # the others wait while one decodes, or draws grids
+            InitProcessGroupKwargs(timeout=PATIENCE),
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
         ],
     )  # fmt: skip
@@ -271,13 +271,6 @@ def make_accelerator(recipe: Training) -> Accelerator:
             "--shard spreads the weights over processes: start several with torchrun, or add --no-shard"
         )
     return accelerator
-
-
-def leave() -> None:
-    """The last thing that a process does which trained beside others: PyTorch may abort one that exits while threads of
-    its group (gloo's) still hold tensors."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _check(recipe: Training, accelerator: Accelerator) -> None:
