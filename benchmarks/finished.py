@@ -20,11 +20,12 @@ from asyncpatch import fields
 from asyncpatch.adaptive import schedule_from
 from asyncpatch.evaluation import Counted
 from asyncpatch.models.uncertainty import UncertaintyHead
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.process import Process
 from asyncpatch.protocols import Schedule
 from asyncpatch.sampling import generators, sample
 from asyncpatch.schedules import autoregressive, inpainting
+from asyncpatch.shipped import shipped_model
 from asyncpatch.steps import ddim
 from asyncpatch.windows import Windows
 

@@ -20,10 +20,11 @@ from collections import Counter
 import httpx
 from PIL import Image
 
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.serving.jobs import Workshop
 from asyncpatch.serving.server import serve
 from asyncpatch.shelf import Shelf
+from asyncpatch.shipped import shipped_model
 
 
 class Client(threading.Thread):

@@ -29,10 +29,11 @@ from torch.nn import functional
 from asyncpatch.cli.pictures import shard_from
 from asyncpatch.evaluation import OURS, SAMPLES, Cell, Result
 from asyncpatch.parameterization import structureless
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.protocols import Cond, Visit
 from asyncpatch.sampling import draw_noise, generators
 from asyncpatch.settings import Settings
+from asyncpatch.shipped import shipped_model
 from asyncpatch.steps import ddim
 from evaluating import SET, line, opened
 

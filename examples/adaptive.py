@@ -23,9 +23,10 @@ from PIL import Image
 from asyncpatch.adaptive import Effort, Paced
 from asyncpatch.drawing import heat, picture, sheet, time_field
 from asyncpatch.models.folder import HEAD
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.protocols import Cond, Visit
 from asyncpatch.sampling import draw_noise, generators, sample
+from asyncpatch.shipped import shipped_model
 from asyncpatch.steps import ddim
 
 LABELS = ("monarch", "alp", "dog")

@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw
 
 import scenes
 from asyncpatch.drawing import sheet
-from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan
+from asyncpatch.pipelines import AsyncPatchPipeline, Made
+from asyncpatch.plans import Plan
 
 LABELS = ("monarch", "dog", "pizza", "school bus", "alp", "tabby", "cracked", "mushroom")
 

@@ -17,7 +17,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 import scenes
 from asyncpatch.drawing import sheet
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Plan
+from asyncpatch.shipped import shipped_model
 from demo import framed, given, scratch, square, twice
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

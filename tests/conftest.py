@@ -67,5 +67,5 @@ def two_ship(tiny_model, tiny_latent_model, tmp_path_factory, monkeypatch):
     (root / "weights").mkdir()
     (root / "weights" / "small").symlink_to(tiny_model)
     (root / "weights" / "large").symlink_to(tiny_latent_model)
-    monkeypatch.setattr("asyncpatch.pipelines.__file__", str(root / "src" / "asyncpatch" / "pipelines.py"))
-    monkeypatch.setattr("asyncpatch.pipelines.SHIPPED", ("small", "large"))
+    monkeypatch.setattr("asyncpatch.shipped.__file__", str(root / "src" / "asyncpatch" / "shipped.py"))
+    monkeypatch.setattr("asyncpatch.shipped.SHIPPED", ("small", "large"))

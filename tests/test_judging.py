@@ -8,7 +8,8 @@ from asyncpatch.images import picture_from
 from asyncpatch.judging import heat_map, judge, path_by_name, rank
 from asyncpatch.likelihood import elbo, synchronous_path
 from asyncpatch.oracle import gaussian_field
-from asyncpatch.pipelines import AsyncPatchPipeline, Task
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Task
 from asyncpatch.protocols import Denoised
 from asyncpatch.sampling import generators
 

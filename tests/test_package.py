@@ -24,6 +24,7 @@ time_sampling schedules adaptive steps loss
 sampling guidance coverage drawing windows environment codecs
 completion likelihood baselines
 models data metrics images settings
+plans shipped
 train pipelines
 frames judging evaluation progress request shelf
 serving

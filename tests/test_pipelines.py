@@ -5,17 +5,19 @@ import pytest
 import torch
 from PIL import Image
 
-from asyncpatch import images, pipelines
+from asyncpatch import images, pipelines, shipped
 from asyncpatch.completion import boxes
 from asyncpatch.images import ImageError, picture_from
 from asyncpatch.models import placing
 from asyncpatch.models.folder import Model
 from asyncpatch.models.uncertainty import UncertaintyHead
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Task, shipped_model, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Plan, Task
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import synchronous
 from asyncpatch.settings import Settings
+from asyncpatch.shipped import shipped_model, shipped_models
 from asyncpatch.steps import multistep
 
 
@@ -67,8 +69,8 @@ def test_weights_come_from_safetensors_alone(tiny_model, tmp_path):
 def test_the_shipped_model_is_found_in_a_checkout_and_in_a_wheel(tiny_model, tmp_path, monkeypatch):
     package = tmp_path / "src" / "asyncpatch"
     package.mkdir(parents=True)
-    monkeypatch.setattr(pipelines, "__file__", str(package / "pipelines.py"))
-    monkeypatch.setattr(pipelines, "SHIPPED", ("small", "missing", "large"))
+    monkeypatch.setattr(shipped, "__file__", str(package / "shipped.py"))
+    monkeypatch.setattr(shipped, "SHIPPED", ("small", "missing", "large"))
     with pytest.raises(FileNotFoundError, match="--model"):
         shipped_model()
     for place in (tmp_path / "weights", package / "weights"):

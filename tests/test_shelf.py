@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.shelf import Shelf
+from asyncpatch.shipped import shipped_models
 
 GREY = np.full((96, 96, 3), 128, np.uint8)
 

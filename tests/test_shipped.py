@@ -15,8 +15,9 @@ import scenes
 from asyncpatch.cli import app
 from asyncpatch.images import picture_from
 from asyncpatch.metrics import psnr_in_hole, seam_ratio
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.protocols import Cond
+from asyncpatch.shipped import shipped_model
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,7 +17,8 @@ from asyncpatch.completion import boxes
 from asyncpatch.drawing import heat
 from asyncpatch.images import Picture
 from asyncpatch.likelihood import SPAN, ElboTerms, Path, elbo, random_path, schedule_path, synchronous_path
-from asyncpatch.pipelines import AsyncPatchPipeline, Task
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Task
 from asyncpatch.protocols import Cond
 from asyncpatch.sampling import generators
 from asyncpatch.schedules import inpainting

@@ -1,18 +1,15 @@
 """The tool around a model: generate, inpaint, outpaint and grow textures, at any size.
 
-All four are one thing: pictures with holes (a `Task` each), cut to boxes, filled by `completion.Completion`, and put
-back into a `Picture` that keeps every other pixel as it was. What differs is the hole: everything, a part, a margin,
-or all but a swatch.
+All four are one thing, a plan (`plans.Plan`) of pictures with holes. They are cut to boxes, filled by
+`completion.Completion`, and put back into a `Picture` that keeps every other pixel as it was.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,78 +19,27 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
-from asyncpatch import checks, fields, images
-from asyncpatch.adaptive import SCHEDULES, LookAhead, schedule_from
+from asyncpatch import plans, shipped
+from asyncpatch.adaptive import LookAhead, schedule_from
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
-from asyncpatch.images import ImageError, Picture, picture_from, read_hole
+from asyncpatch.images import ImageError, Picture
 from asyncpatch.models.autoencoder import PART, Autoencoder
 from asyncpatch.models.denoiser import Compiled
 from asyncpatch.models.folder import HEAD, INDEX, Model, codec_of
 from asyncpatch.models.placing import PRECISIONS, choose_device, choose_precision, place
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
+from asyncpatch.plans import Plan, doubts, ordered
 from asyncpatch.process import PROCESSES
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoiser, Noise, Schedule
+from asyncpatch.protocols import Cond, Denoiser, Noise, Schedule
 from asyncpatch.settings import (
-    INPUT_GUIDANCE,
-    LABEL_GUIDANCE,
     LOOK_AHEAD,
-    PAINTED,
-    SYNCHRONOUS,
     Settings,
-    solver_for_new,
 )
 from asyncpatch.steps import ddim, heun, multistep
 
-SHIPPED = ("asyncpatch-64",)
-"""The models that come with this package, the usual one first."""
-ORDERS = {"raster": fields.raster_order, "spiral": fields.spiral_order}
 _PIXELS_AT_ONCE = 1 << 24
-
-
-class Task(NamedTuple):
-    """A picture to complete, once for each seed."""
-
-    picture: Picture
-    hole: Tensor
-    """[1, H, W]; 1: generate, 0: keep, in between: the time to start from."""
-    seeds: tuple[int, ...]
-    label: int = NULL_LABEL
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be done, before any of it is."""
-
-    tasks: Sequence[Task]
-    settings: Settings = field(default_factory=Settings)
-    rings: bool = False
-    """Grow from what is known, ring by ring."""
-    wrap: bool = False
-    """Opposite edges are joined."""
-    notes: tuple[str, ...] = ()
-    """What there is to say to the user."""
-    order: Picture | None = None
-    """Where the schedule is a picture: dark pixels come first."""
-    paste: bool = True
-    """Outside of holes the pixels that were given; without it, in the boxes around them, those that their tokens decode
-    to. (Pixels decode to themselves.)"""
-    doubts: bool = False
-    """Ask how sure the network is, for an onlooker, also where the schedule does not."""
-
-    def __post_init__(self) -> None:
-        if self.settings.class_guidance and any(task.label == NULL_LABEL for task in self.tasks):
-            raise ValueError("class guidance pushes towards a label: give one, or leave it at 0")
-        name = self.settings.schedule
-        if self.order is None and not is_schedule(name):
-            if not Path(name).is_file():
-                known = ", ".join((SYNCHRONOUS, *ORDERS, *SCHEDULES, LOOK_AHEAD))
-                raise ImageError(
-                    f"schedule must be {known}, raster:16 (patches of so many pixels) or a picture file; there is no "
-                    f"file {name!r}"
-                )
-            object.__setattr__(self, "order", picture_from(name))
 
 
 class Speed(NamedTuple):
@@ -193,7 +139,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
         if not options.setdefault("use_safetensors", True):
             raise ValueError("weights are read from safetensors alone: use_safetensors=False is refused")
         if not Path(folder).exists():
-            folder = shipped(str(folder)) if str(folder) in SHIPPED else folder  # else of a hub
+            folder = shipped.shipped(str(folder)) if str(folder) in shipped.SHIPPED else folder  # else of a hub
         if Path(folder).exists() and not (Path(folder) / INDEX).is_file():
             raise FileNotFoundError(f"{folder} is no model folder: it has no {INDEX}")
         made: AsyncPatchPipeline = super().from_pretrained(str(folder), **options)
@@ -202,7 +148,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
     @classmethod
     def default(cls, device: str = "auto", precision: str = "auto") -> AsyncPatchPipeline:
         """The usual model that ships, where and how this machine runs it best."""
-        return cls.from_pretrained(shipped_model()).prepare(device, precision)
+        return cls.from_pretrained(shipped.shipped_model()).prepare(device, precision)
 
     def prepare(
         self, device: str = "auto", precision: str = "auto", *, compiled: bool = False
@@ -257,26 +203,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     def label(self, name: str | int | None) -> int:
         """The number of a label, by its name or number; None is no label."""
-        labels = self.model.labels
-        if name is None:
-            return NULL_LABEL
-        if isinstance(name, int):
-            if NULL_LABEL <= name < len(labels):
-                return name
-            raise ValueError(f"label must be below {len(labels)} (-1 for none), got {name}")
-        if not labels:
-            raise ValueError(f"label {name!r}: this model knows no labels")
-        lower = [each.lower() for each in labels]
-        if name.lower() in lower:
-            return lower.index(name.lower())
-        if name.isdecimal():
-            return self.label(int(name))
-        near = [each for each in lower if name.lower() in each]
-        near += [each for each in difflib.get_close_matches(name.lower(), lower, n=3) if each not in near]
-        said = " or ".join(repr(labels[lower.index(each)]) for each in near[:3])
-        raise ValueError(
-            f"there is no label {name!r}; {f'did you mean {said}?' if said else 'asyncpatch info lists them'}"
-        )
+        return plans.number_of(name, self.model.labels)
 
     # ---- What one can do
 
@@ -320,81 +247,21 @@ class AsyncPatchPipeline(DiffusionPipeline):
 
     # ---- Plans
 
-    def plan_generate(
-        self, label: str | int | None = None, n: int = 1, *, size: tuple[int, int] | None = None,
-        seed: int | None = None, **settings: Any,
-    ) -> Plan:  # fmt: skip
-        height, width = size or (self.model.resolution, self.model.resolution)
-        for name, side in (("height", height), ("width", width)):
-            checks.at_least(name, side, 8)
-        task = Task(images.blank(height, width), torch.ones(1, height, width), _seeds(seed, n), self.label(label))
-        settings, order = _painted(settings)
-        usual = solver_for_new(settings.get("eta", Settings.eta), settings.get("schedule", Settings.schedule))
-        settings = {"solver": usual, **settings}
-        if task.label != NULL_LABEL:
-            settings = {"class_guidance": LABEL_GUIDANCE, **settings}
-        return Plan([task], Settings.of(settings), order=order)
+    def plan_generate(self, *args: Any, **options: Any) -> Plan:
+        """What `generate` would do."""
+        return plans.generation(self.model, *args, **options)
 
-    def plan_inpaint(
-        self, picture: object, hole: object, n: int = 1, *, label: str | int | None = None, invert: bool = False,
-        grow: int = 0, feather: int = 0, seed: int | None = None, **settings: Any,
-    ) -> Plan:  # fmt: skip
-        checks.at_least("feather", feather, 0)
-        whole = picture_from(picture)
-        read = read_hole(hole, whole.size, invert=invert)
-        shaped = images.feather(images.grow(read.hole, grow), feather)
-        if not bool(shaped.any()):
-            raise ImageError(f"nothing to repaint: the mask shrank away by {-grow} pixels")
-        task = Task(whole, shaped, _seeds(seed, n), self.label(label))
-        settings, order = _painted(settings)
-        return Plan([task], _guided(settings), notes=(*whole.notes, *read.notes), order=order)
+    def plan_inpaint(self, *args: Any, **options: Any) -> Plan:
+        """What `inpaint` would do."""
+        return plans.inpainting(self.model, *args, **options)
 
-    def plan_outpaint(
-        self, picture: object, n: int = 1, *, left: int = 0, top: int = 0, right: int = 0, bottom: int = 0,
-        label: str | int | None = None, seed: int | None = None, **settings: Any,
-    ) -> Plan:  # fmt: skip
-        whole = picture_from(picture)
-        larger, hole = whole.extended(left, top, right, bottom)
-        task = Task(larger, hole, _seeds(seed, n), self.label(label))
-        settings, order = _painted(settings)
-        return Plan([task], _guided(settings), notes=whole.notes, order=order)
+    def plan_outpaint(self, *args: Any, **options: Any) -> Plan:
+        """What `outpaint` would do."""
+        return plans.outpainting(self.model, *args, **options)
 
-    def plan_texture(
-        self, swatch: object, size: tuple[int, int] | None = None, n: int = 1, *, tileable: bool = False,
-        hole: object | None = None, invert: bool = False, label: str | int | None = None, seed: int | None = None,
-        **settings: Any,
-    ) -> Plan:  # fmt: skip
-        given = picture_from(swatch)
-        missing, notes = torch.zeros(1, *given.size), given.notes
-        if hole is not None:
-            missing, more = read_hole(hole, given.size, invert=invert)
-            notes += more
-        height, width = size or given.size
-        down, across = height - given.height, width - given.width
-        if down < 0 or across < 0:
-            raise ImageError(
-                f"the texture must be at least as large as the swatch, {given.width}x{given.height}; got "
-                f"{width}x{height}. Cut the swatch first"
-            )
-        whole, new = given, missing
-        if down or across:
-            top, left = down // 2, across // 2
-            whole, new = given.extended(left, top, across - left, down - top)
-            new[:, top : top + given.height, left : left + given.width] = missing
-        if tileable:
-            across_token = self.model.codec.factor
-            if height % across_token or width % across_token:
-                raise ImageError(
-                    f"to be made tileable with this model, sides must divide by {across_token}; got {width}x{height}"
-                )
-            new = _open_rim(new, down, across, self.model.resolution // 8)
-        if not bool(new.any()):
-            raise ImageError("nothing to grow: give a larger size, a mask of what is missing, or make it tileable")
-        if not bool((new < 1).any()):
-            raise ImageError("nothing of the swatch is left to grow from: give a larger one")
-        task = Task(whole, new, _seeds(seed, n), self.label(label))
-        settings, order = _painted(settings)
-        return Plan([task], _guided(settings), rings=True, wrap=tileable, notes=notes, order=order)
+    def plan_texture(self, *args: Any, **options: Any) -> Plan:
+        """What `texture` would do."""
+        return plans.texture(self.model, *args, **options)
 
     # ---- The work
 
@@ -480,71 +347,6 @@ class AsyncPatchPipeline(DiffusionPipeline):
         )  # fmt: skip
 
 
-def shipped_models() -> dict[str, Path]:
-    """The folders of the models that come with this package, by name, the usual one first: in a checkout, or
-    installed."""
-    here = Path(__file__).resolve().parent
-    places = here / "weights", here.parents[1] / "weights"
-    found = {name: [place / name for place in places if (place / name / INDEX).is_file()] for name in SHIPPED}
-    return {name: folders[0] for name, folders in found.items() if folders}
-
-
-def shipped(name: str) -> Path:
-    """The folder of the one of that name."""
-    found = shipped_models()
-    if name in found:
-        return found[name]
-    here = f"here there is {', '.join(found)}" if found else "here there is none"
-    if name in SHIPPED:
-        raise FileNotFoundError(
-            f"{name} is not part of this copy of asyncpatch: a checkout of its repository has it, in weights/{name}; "
-            + here
-        )
-    raise FileNotFoundError(f"there is no model folder {name}, and no model of that name ships; {here}")
-
-
-def shipped_model() -> Path:
-    """The folder of the usual one of them."""
-    for folder in shipped_models().values():
-        return folder
-    raise FileNotFoundError(
-        "this copy of asyncpatch carries no trained model. Name the folder of one (--model, or from_pretrained): "
-        "'asyncpatch train' leaves one in the run's folder, under model"
-    )
-
-
-def doubts(schedule: str) -> bool:
-    """Whether a schedule of that name asks how sure the network is."""
-    return schedule == LOOK_AHEAD or schedule_from(schedule) is not None
-
-
-def is_schedule(name: str) -> bool:
-    """Whether a schedule goes by that name, so that no file is meant."""
-    return name == SYNCHRONOUS or doubts(name) or _ordered(name) is not None
-
-
-def _painted(settings: dict[str, Any]) -> tuple[dict[str, Any], Picture | None]:
-    """A schedule that is given as a picture goes beside the settings."""
-    given = settings.get("schedule", SYNCHRONOUS)
-    if isinstance(given, str):
-        return settings, None
-    return {**settings, "schedule": PAINTED}, picture_from(given)
-
-
-def _guided(settings: dict[str, Any]) -> Settings:
-    """By default pushed towards what is known."""
-    return Settings.of({"input_guidance": INPUT_GUIDANCE, **settings})
-
-
-def _seeds(seed: int | None, n: int) -> tuple[int, ...]:
-    checks.at_least("n", n)
-    first = secrets.randbelow(1 << 31) if seed is None else seed
-    checks.at_least("seed", first, 0)
-    if first + n > 1 << 63:
-        raise ValueError(f"seed must be below 2^63, got {first}")
-    return tuple(range(first, first + n))
-
-
 def _mixed(seed: int, number: int) -> int:
     """The seed of a picture's box: that of the picture, or another for each further box, or all would look alike."""
     if not number:
@@ -560,21 +362,11 @@ def _teller(watch: Watch, rows: list[Row], questions: int) -> Callable[[Moment],
     return lambda moment: watch(Glimpse(rows, moment, moment.windows * questions))
 
 
-def _ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
-    """What draws the order of such a name, and the side of its patches (0: an eighth of the picture)."""
-    if name in ORDERS:
-        return ORDERS[name], 0
-    kind, _, side = name.partition(":")
-    if kind not in ORDERS or not side.isdecimal() or not int(side):
-        return None
-    return ORDERS[kind], int(side)
-
-
 def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
     """Which pixels of the boxes come first, [B, 1, h, w], as the schedule's name or picture says."""
     name, painted = plan.settings.schedule, plan.order
     if painted is None:
-        known = _ordered(name)
+        known = ordered(name)
         if known is None:
             return None
         draw, patch = known
@@ -590,16 +382,3 @@ def _orders(plan: Plan, rows: list[Row]) -> Tensor | None:
                 "(width x height); they must be the same"
             )
     return torch.stack([_cut(painted, row.box).mean(0, keepdim=True) for row in rows])
-
-
-def _open_rim(new: Tensor, down: int, across: int, rim: int) -> Tensor:
-    """Where less than two rims of new pixels stand between opposite edges of a swatch, its own rim becomes new too."""
-    new = new.clone()
-    for side, margin in ((1, down), (2, across)):
-        if margin < 2 * rim:
-            length = new.shape[side]
-            if length < 6 * rim:
-                raise ImageError(f"to be made tileable a texture must be at least {6 * rim} pixels high and wide")
-            new.narrow(side, 0, rim).fill_(1.0)
-            new.narrow(side, length - rim, rim).fill_(1.0)
-    return new

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, Speed
+from asyncpatch.pipelines import AsyncPatchPipeline, Speed
+from asyncpatch.plans import Plan
 
 
 class Work:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from asyncpatch.options import check, parse, setting, types_of
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, is_schedule
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Plan, is_schedule
 from asyncpatch.settings import PAINTED, SYNCHRONOUS, Settings, settings_of
 
 Tool = Literal["generate", "inpaint", "outpaint", "texture"]

@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from asyncpatch.completion import boxes, halvings
 from asyncpatch.models.folder import HEAD, index_of
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan, doubts, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Plan, doubts
+from asyncpatch.shipped import shipped_models
 
 
 class About(NamedTuple):

@@ -163,7 +163,7 @@ def test_notes_are_said(here, run):
 
 
 def test_info_says_so_where_no_model_ships(monkeypatch, tmp_path):
-    monkeypatch.setattr("asyncpatch.pipelines.__file__", str(tmp_path / "src/asyncpatch/pipelines.py"))
+    monkeypatch.setattr("asyncpatch.shipped.__file__", str(tmp_path / "src/asyncpatch/shipped.py"))
     done = CliRunner().invoke(app, ["info", "--device", "cpu"])
     assert done.exit_code == 0
     assert "device cpu" in done.stdout
@@ -199,7 +199,7 @@ def test_a_model_that_is_neither_folder_nor_name_is_refused(two_ship, tmp_path, 
     assert done.exit_code == 2
     assert "no model folder medium, and no model of that name ships; here there is small, large" in done.stderr
     # as in a wheel, which has not all
-    monkeypatch.setattr("asyncpatch.pipelines.SHIPPED", ("small", "large", "medium"))
+    monkeypatch.setattr("asyncpatch.shipped.SHIPPED", ("small", "large", "medium"))
     done = CliRunner().invoke(app, ["generate", "--model", "medium"])
     assert done.exit_code == 2
     assert "medium is not part of this copy of asyncpatch: a checkout" in done.stderr

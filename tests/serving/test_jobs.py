@@ -9,13 +9,14 @@ import pytest
 from PIL import Image
 
 from asyncpatch.images import png_of, read_text
-from asyncpatch.pipelines import AsyncPatchPipeline, Speed, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline, Speed
 from asyncpatch.progress import Work
 from asyncpatch.request import KEY, Given, Request
 from asyncpatch.serving import jobs
 from asyncpatch.serving.jobs import Full, Limits, Unknown
 from asyncpatch.serving.preview import Preview
 from asyncpatch.shelf import Shelf
+from asyncpatch.shipped import shipped_models
 
 QUICK = {"steps": 2}
 

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from asyncpatch.images import picture_from, png_of
-from asyncpatch.pipelines import AsyncPatchPipeline, shipped_models
+from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.request import KEY, Request
 from asyncpatch.serving.jobs import Workshop
 from asyncpatch.serving.page import (
@@ -34,6 +34,7 @@ from asyncpatch.serving.page import (
 )
 from asyncpatch.serving.server import application
 from asyncpatch.shelf import Shelf
+from asyncpatch.shipped import shipped_models
 from uploads import png
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncpatch.cli.pictures import Job, is_folder, numbered
 from asyncpatch.images import ImageError, write
-from asyncpatch.pipelines import AsyncPatchPipeline, Plan
+from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.plans import Plan
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".avif", ".jp2", ".qoi"}
 AT_ONCE = 16

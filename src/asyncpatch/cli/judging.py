@@ -175,7 +175,7 @@ def evaluate(
         from asyncpatch.data.store import Store, open_split
         from asyncpatch.evaluation import FREE, OURS, SAMPLES, SUPERVISED, Cell, Evaluation, guidance_plot
         from asyncpatch.metrics import FEATURES, LPIPS, download_lpips, lpips_file
-        from asyncpatch.pipelines import ORDERS
+        from asyncpatch.plans import ORDERS
 
         if find_spec("torchmetrics") is None:
             raise ValueError("this needs a few packages more: pip install 'asyncpatch[evaluate]'")

@@ -16,7 +16,8 @@ from asyncpatch.options import parse, types_of
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, STEPS_BY, Settings, solver_for_new
 
 if TYPE_CHECKING:
-    from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made, Plan
+    from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Made
+    from asyncpatch.plans import Plan
     from asyncpatch.shelf import Chosen, Shelf
 
 app = typer.Typer()
@@ -180,8 +181,9 @@ def open_shelf(model: str | None, device: str, precision: str, compiled: bool = 
     """The model that was said, or all that ship."""
     import diffusers
 
-    from asyncpatch.pipelines import AsyncPatchPipeline, shipped_model, shipped_models
+    from asyncpatch.pipelines import AsyncPatchPipeline
     from asyncpatch.shelf import Shelf
+    from asyncpatch.shipped import shipped_model, shipped_models
 
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
@@ -213,7 +215,7 @@ def open_pipeline(model: str | None, device: str, precision: str, compiled: bool
 
 def found_model(model: str) -> Path:
     """The folder that is meant: by its path, or by the name of a model that ships."""
-    from asyncpatch.pipelines import shipped
+    from asyncpatch.shipped import shipped
 
     folder = Path(model)
     if not folder.exists():
@@ -440,7 +442,7 @@ def info(**given: Any) -> None:
         typer.echo(f"asyncpatch {__version__}, torch {torch.__version__}, diffusers {diffusers.__version__}, "
                    f"Python {platform.python_version()}")  # fmt: skip
         from asyncpatch.models.placing import choose_device
-        from asyncpatch.pipelines import shipped_model
+        from asyncpatch.shipped import shipped_model
 
         if given["model"] is None:
             try:

@@ -39,7 +39,8 @@ from asyncpatch.metrics import (
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
-from asyncpatch.pipelines import AsyncPatchPipeline, Made, Plan, Task, doubts
+from asyncpatch.pipelines import AsyncPatchPipeline, Made
+from asyncpatch.plans import Plan, Task, doubts
 from asyncpatch.processes import Team
 from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
 from asyncpatch.sampling import Ahead, generators

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from asyncpatch.images import Picture, picture_from, png_of
 from asyncpatch.machine import is_out_of_memory
-from asyncpatch.pipelines import Glimpse, Made, Plan
+from asyncpatch.pipelines import Glimpse, Made
+from asyncpatch.plans import Plan
 from asyncpatch.progress import Work, spoken
 from asyncpatch.request import KEY, NAMES, NOTHING, Given, Request
 from asyncpatch.serving.limits import Limits

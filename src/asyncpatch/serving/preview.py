@@ -15,7 +15,8 @@ from PIL import Image
 from asyncpatch.drawing import heat, picture, time_field
 from asyncpatch.frames import View, beside, fitted
 from asyncpatch.images import Picture
-from asyncpatch.pipelines import Glimpse, Plan
+from asyncpatch.pipelines import Glimpse
+from asyncpatch.plans import Plan
 
 Sight = Literal["picture", "times", "doubt"]
 """The picture that is expected (x-hat), the time field, and how far off the network takes itself to be."""
