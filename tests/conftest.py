@@ -53,7 +53,10 @@ def tiny_latent_model(tmp_path_factory):
         for weight in (*net.parameters(), *coder.parameters()):
             if weight.dim() > 1 and not weight.any():
                 torch.nn.init.normal_(weight, std=0.1)
-        coder.codebook.usage.uniform_()
+        x = torch.rand(4, 3, 32, 32) * 2 - 1
+        coder.codebook.note(
+            torch.rand(64), coder.codebook.sizes(coder.encode(x), x[:, :1, ::2, ::2] * 0 + 1), decay=0.0
+        )
     folder = tmp_path_factory.mktemp("tiny-latent") / "model"
     codec = Latents(coder, *coder.codebook.moments())
     Model(net, RectifiedFlow(), "v", 32, ("tabby", "cat", "Golden retriever"), codec=codec).save(folder)

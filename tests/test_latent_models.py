@@ -17,7 +17,6 @@ from asyncpatch.evaluation import Cell, Evaluation, markdown
 from asyncpatch.frames import Frames
 from asyncpatch.images import ImageError
 from asyncpatch.judging import judge, path_by_name, rank
-from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.folder import Model
 from asyncpatch.pipelines import AsyncPatchPipeline, Speed
 from asyncpatch.progress import Work
@@ -46,15 +45,6 @@ def test_a_folder_keeps_the_codec(tiny_latent_model, tmp_path, pipe):
             assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
     with pytest.raises(ValueError, match="has an autoencoder"):
         AsyncPatchPipeline(pipe.unet, vae=pipe.vae)
-
-
-def test_the_moments_of_the_codes_are_those_of_their_use():
-    net = Autoencoder(width=8, multipliers=(1, 2), blocks=1, codes=4)
-    net.codebook.codes.data = torch.tensor([[0.0, 1, 5], [2.0, 1, 5], [9.0, 9, 9], [4.0, 3, 5]])
-    net.codebook.usage.copy_(torch.tensor([1.0, 1.0, 0.0, 2.0]))
-    mean, std = net.codebook.moments()
-    assert mean == pytest.approx((2.5, 2.0, 5.0))
-    assert std == pytest.approx((np.sqrt((2.5**2 + 0.5**2 + 2 * 1.5**2) / 4), 1.0, 0.0))
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "raster", "spiral:8"])

@@ -93,7 +93,7 @@ def test_dead_codes_are_revived_where_something_is(generator):
         book.codes[8:] = 100.0  # nobody will ever be near
     for _ in range(600):
         numbers = book(e).numbers
-        book.note(book.shares(numbers, torch.ones(numbers.shape)))
+        book.note(book.shares(numbers, torch.ones(numbers.shape)), torch.zeros(3, 3))
     assert book.usage.mean() == pytest.approx(1.0, abs=0.01)
     assert (book.usage[8:] < 0.01).all()
     assert 2 < float(book.perplexity()) < 8.1
@@ -105,8 +105,22 @@ def test_dead_codes_are_revived_where_something_is(generator):
     assert len(book(e).numbers.unique()) > 12
     for _ in range(300):
         numbers = book(e).numbers
-        book.note(book.shares(numbers, torch.ones(numbers.shape)))
+        book.note(book.shares(numbers, torch.ones(numbers.shape)), torch.zeros(3, 3))
     assert int(book.revive(seen[:16]).sum()) < 4
+
+
+def test_the_moments_are_those_of_what_was_encoded(generator):
+    """Of the tokens that count, from the first batch on."""
+    book = Codebook(4, 3)
+    assert book.moments() == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    mean, std = torch.tensor([1.0, -2.0, 0.0]).view(3, 1, 1), torch.tensor([0.1, 1.0, 3.0]).view(3, 1, 1)
+    e = mean + std * torch.randn(50, 3, 16, 16, generator=generator)
+    known = (torch.rand(50, 1, 16, 16, generator=generator) < 0.3).float()
+    sizes = book.sizes(torch.where(known > 0, e, 99.0), known)
+    for _ in range(3):
+        book.note(torch.zeros(4), sizes)
+        for found, wanted in zip(book.moments(), (mean, std), strict=True):
+            assert torch.allclose(torch.tensor(found), wanted.flatten(), atol=0.05)
 
 
 def test_shares_are_counted():
@@ -116,7 +130,7 @@ def test_shares_are_counted():
     assert book.shares(numbers, torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])).tolist() == [2.0, 0.0, 2.0, 0.0]
     book.usage.fill_(1.0)
     assert float(book.perplexity()) == pytest.approx(4.0)
-    book.note(torch.tensor([2.0, 0.0, 2.0, 0.0]), decay=0.0)
+    book.note(torch.tensor([2.0, 0.0, 2.0, 0.0]), torch.zeros(3, 3), decay=0.0)
     assert float(book.perplexity()) == pytest.approx(2.0)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,9 +102,9 @@ def test_two_processes_are_one_with_the_batch_of_both(data, tmp_path):
 
 def test_two_processes_train_an_autoencoder_as_one_does(data, tmp_path):
     """Its discriminator, how much that counts, and which codes are revived where, are those of the whole batch."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert ran(data, one, recipe=TINY_VQ).returncode == 0
-    process = ran(data, two, recipe=TINY_VQ, processes=2)
+    one, two, local = tmp_path / "one", tmp_path / "two", replace(TINY_VQ, locality=1.0)
+    assert ran(data, one, recipe=local).returncode == 0
+    process = ran(data, two, recipe=local, processes=2)
     assert process.returncode == 0, process.stderr
     assert "x 2" in process.stderr
     logs = [[line for line in read_log(run) if "loss" in line] for run in (one, two)]

@@ -54,18 +54,21 @@ class Quantized(NamedTuple):
 
 
 class Codebook(nn.Module):
-    """Equation (2), and how often each code is used.
+    """Equation (2), how often each code is used, and of what size the encodings are.
 
     ``usage`` is an average over training of each code's share of the tokens, times the number of codes: 1 where all are
-    used alike, 0 where a code is dead, as all are at first.
+    used alike, 0 where a code is dead, as all are at first. ``encoded`` is one of 1, e and e^2, [3, d], over the tokens
+    that count, and 0 for the others.
     """
 
     usage: Tensor
+    encoded: Tensor
 
     def __init__(self, codes: int, channels: int) -> None:
         super().__init__()
         self.codes = nn.Parameter(torch.empty(codes, channels).uniform_(-1.0, 1.0))
         self.register_buffer("usage", torch.zeros(codes))
+        self.register_buffer("encoded", torch.zeros(3, channels))
 
     @torch.no_grad()
     def nearest(self, e: Tensor) -> Tensor:
@@ -96,18 +99,27 @@ class Codebook(nn.Module):
         return counts * len(self.codes) / weight.sum().clamp_min(1e-9)
 
     @torch.no_grad()
-    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of the codes, as they are used."""
-        usage = self.usage if bool(self.usage.any()) else torch.ones_like(self.usage)
-        share, codes = (usage / usage.sum()).double()[:, None], self.codes.double()
-        mean = (share * codes).sum(0)
-        std = (share * (codes - mean).square()).sum(0).sqrt()
-        return tuple(mean.tolist()), tuple(std.tolist())
+    def sizes(self, e: Tensor, weight: Tensor) -> Tensor:
+        """``encoded`` as it would be of a batch alone, its tokens [B, 1, h, w] counted with a weight each."""
+        e = e.float()
+        return (torch.stack([torch.ones_like(e), e, e.square()]) * weight).mean((1, 3, 4))
 
     @torch.no_grad()
-    def note(self, shares: Tensor, decay: float = 0.99) -> None:
-        """Go on averaging with the ``shares`` of a batch."""
+    def note(self, shares: Tensor, sizes: Tensor, decay: float = 0.99) -> None:
+        """Go on averaging with the ``shares`` and ``sizes`` of a batch."""
         self.usage.lerp_(shares, 1.0 - decay)
+        self.encoded.lerp_(sizes, 1.0 - decay)
+
+    @torch.no_grad()
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each channel of what was encoded, [d]; 0 and 1 as long as nothing was."""
+        weight, mean, square = self.encoded / self.encoded[0].clamp_min(1e-9)
+        return mean, torch.where(weight > 0, (square - mean.square()).clamp_min(1e-6), 1.0)
+
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of what was encoded."""
+        mean, variance = self.spread()
+        return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
 
     def perplexity(self) -> Tensor:
         """How many codes, used alike, would be as hard to guess as those in use."""

@@ -8,14 +8,20 @@ Pictures x have holes m (some have none), and only what is known of them is to c
     (2)  Q = |sg[e] - q|^2 + beta |e - sg[q]|^2                      beta is on what draws encodings to their codes
     (3)  R + Q + l L + w |dR/dW| / |dG/dW| G                         W the decoder's last layer
     (4)  D learns by its hinge loss, at the same time
-    (5)  L = mean k |e(x, m) - sg[e(x, 0)]|^2 / var(codes)           k is 1 for known tokens, 0 for others
+    (5)  L = mean k |e(x, m) - e(x, 0)|^2 / var(e)                   k is 1 for known tokens, 0 for others
 
 L asks that known tokens be those of the whole picture, whatever the hole is; a token is known if nothing of its square
-is in the hole.
+is in the hole. It draws both: the one cannot guess what the other takes from behind the hole, so that this has to be
+left out there, too. Nor is it made small by small latents, for which it goes by their variance. This is one over
+training, V (``Codebook.spread``), and its gradient that of the batch, weighed by the L of the step before,
+
+         dL = mean k d|e(x, m) - e(x, 0)|^2 / V - L dv / V           v = mean |e(x, 0) - mean e|^2
+
+so that both are of the whole global batch, however that is shared and cut in pieces.
 
 From ``adversary_start`` on there is D, and after ``adversary_lead`` steps, in which it learns alone, its part in (3).
-The ratio there is that of the step before: so it is one of the whole global batch, however that is shared and cut in
-pieces. Until there is one, it is 0; it is at most ``discriminator.MOST``.
+The ratio there is that of the step before, for the same reason. Until there is one, it is 0; it is at most
+``discriminator.MOST``.
 
 After each step, codes that are hardly used any more are moved to where something of the batch was encoded; the averages
 of the weights follow at once, since a code that was moved has no past.
@@ -24,6 +30,7 @@ of the weights follow at once, since a code that was moved has no past.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -120,6 +127,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             self.pupils.append(self.adversary)
         self.weight = torch.zeros((), device=device)
         """That of G in equation (3)."""
+        self.change = torch.zeros((), device=device)
+        """L of equation (5), in the step before."""
 
     @classmethod
     def check(cls, recipe: AutoencoderRecipe) -> None:
@@ -168,21 +177,28 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.meter.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def _coded(self, net: nn.Module, batch: Holed) -> tuple[Coded, dict[str, Tensor], Tensor]:
-        """What comes of a batch, the parts of equations (2) and (5), and their sum."""
+    def _coded(self, net: nn.Module, batch: Holed) -> tuple[Coded, Tensor, dict[str, Tensor], Tensor]:
+        """What comes of a batch, its tokens as they are where nothing is missing (with locality; else as they are),
+        the parts of equations (2) and (5), and their sum."""
         with self._arithmetic():
             out: Coded = net(batch.x, batch.hole)
         parts = {"codebook": out.quantized.codebook, "commitment": out.quantized.commitment}
         total = parts["codebook"] + self.recipe.commitment * parts["commitment"]
-        if self.recipe.locality:
-            coder: Any = self.bare if net is self.net else net
-            with torch.no_grad(), self._arithmetic():
-                whole = self.whole(batch.x) if net is self.net else coder.encode(batch.x)
-            known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)
-            scale = coder.codebook.codes.detach().var().clamp_min(1e-6)
-            parts["locality"] = ((out.e - whole).square() * known).mean() / scale
-            total = total + self.recipe.locality * parts["locality"]
-        return out, parts, total
+        if not self.recipe.locality:
+            return out, out.e, parts, total
+        coder: Any = self.bare if net is self.net else net
+        with self._arithmetic():
+            whole = self.whole(batch.x) if net is self.net else coder.encode(batch.x)
+        mean, variance = coder.codebook.spread()
+        scale = variance.mean()
+        parts["locality"] = ((out.e - whole).square() * self._known(batch)).mean() / scale
+        spread = (whole - mean.view(1, -1, 1, 1)).square().mean() / scale
+        held = parts["locality"] - self.change * (spread - spread.detach())
+        return out, whole, parts, total + self.recipe.locality * held
+
+    def _known(self, batch: Holed) -> Tensor:
+        """k of equation (5), [B, 1, h, w]."""
+        return 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)
 
     def _likeness(self, made: Tensor, batch: Holed) -> tuple[dict[str, Tensor], Tensor]:
         """The parts of equation (1), and their sum."""
@@ -197,7 +213,7 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
 
     def loss(self, net: nn.Module, batch: Holed) -> Tensor:
         """R + Q + l L: what is as comparable before there is a discriminator as after."""
-        out, _, codes = self._coded(net, batch)
+        out, _, _, codes = self._coded(net, batch)
         return codes + self._likeness(out.x, batch)[1]
 
     def probe(self, batch: Holed) -> Tensor:
@@ -215,7 +231,7 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         Those of R and G go back to x-hat alone at first, where they are weighed and added up; so the network, and what
         is compiled of it, is gone through once.
         """
-        out, found, codes = self._coded(self.net, batch)
+        out, whole, found, codes = self._coded(self.net, batch)
         made = out.x.detach().requires_grad_()
         parts, likeness = self._likeness(made, batch)
         (pull,) = torch.autograd.grad(likeness, made)
@@ -229,10 +245,20 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             to_last = conv2d_weight(out.last, shape, both, padding=1).float()
             found |= {**more, "adversary_weight": self.weight, "both": to_last}
         self.accelerator.backward(((out.x * direction).sum() + codes) / pieces)
-        numbers = out.quantized.numbers
-        known = 1.0 - functional.max_pool2d(batch.hole, self.bare.factor)  # tokens in a hole are all alike
-        found |= {"shares": self.bare.codebook.shares(numbers, known), "places": self._places(out.e, batch)}
+        book, known = self.bare.codebook, self._known(batch)  # tokens in a hole are all alike
+        found |= {
+            "shares": book.shares(out.quantized.numbers, known), "sizes": book.sizes(out.e, known),
+            "places": self._places(whole, batch),
+        }  # fmt: skip
         return {name: value.detach() for name, value in found.items()}
+
+    def heaviest(self, batch: Holed, pieces: int) -> None:
+        """With the discriminator, which joins later."""
+        now, self.step = self.step, max(self.step, self.recipe.adversary_start)
+        try:
+            self.learn(batch, pieces)
+        finally:
+            self.step = now
 
     def _contest(self, made: Tensor, batch: Holed, pieces: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradient of G on x-hat; that of equation (4) is added to D's weights."""
@@ -267,8 +293,10 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             self.adversary.advance(self.recipe.rate_at(self.step - 1))
             if self.adversary.steps > self.recipe.adversary_lead:
                 self.weight = self.recipe.adversary * balance(*self._mean(found["both"]).chunk(2))
+        if self.recipe.locality:
+            self.change = self._mean(found["locality"])
         book = self.bare.codebook
-        book.note(self._mean(found["shares"]))
+        book.note(self._mean(found["shares"]), self._mean(found["sizes"]))
         perplexity = book.perplexity()
         dead = book.revive(self._mean(found["places"]))
         for each in self.averages.values():
@@ -284,13 +312,17 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
 
     def state(self) -> dict[str, Tensor]:
         found = super().state()
-        if self.adversary is None:
-            return found
-        more = {**self.adversary.state(), "steps": torch.tensor(self.adversary.steps), "balance": self.weight}
-        return {**found, **self._gathered({f"adversary/{name}": value for name, value in more.items()})}
+        more = {"locality/change": self.change} if self.recipe.locality else {}
+        if self.adversary is not None:
+            own = {**self.adversary.state(), "steps": torch.tensor(self.adversary.steps), "balance": self.weight}
+            more |= {f"adversary/{name}": value for name, value in own.items()}
+        return {**found, **self._gathered(more)}
 
     def restore(self, tensor: Callable[[str], Tensor], step: int) -> None:
         super().restore(tensor, step)
+        if self.recipe.locality:
+            with suppress(SafetensorError):  # it was not asked for before
+                self.change = tensor("locality/change").to(self.change.device)
         if self.adversary is None:
             return
         try:
@@ -320,7 +352,7 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
             some = len(pictures.levels)
             batch = draw_holed(self.recipe, pictures, some, slice(None), seed, self.holes)
             whole = batch._replace(hole=torch.zeros_like(batch.hole))
-            out, _, _ = self._coded(made, whole)
+            out, _, _, _ = self._coded(made, whole)
             again = out.x.clamp(-1.0, 1.0)
             used[out.quantized.numbers.flatten()] = True
             parts = {

@@ -174,7 +174,7 @@ class AutoencoderRecipe(Training):
 
     # the network
     resolution: int = setting(128, "side of the training pictures, in pixels")
-    width: int = setting(80, "channels at full size")
+    width: int = setting(64, "channels at full size")
     multipliers: tuple[int, ...] = setting((1, 2, 4), "channels at each scale, in widths; each is half as large")
     blocks: int = setting(2, "residual blocks at each scale")
     latent_channels: int = setting(3, "numbers for each token")
@@ -184,7 +184,7 @@ class AutoencoderRecipe(Training):
     holes: str = setting("extrema,square,thin,medium,wide", "kinds of holes in the pictures, at equal shares")
     whole: float = setting(0.5, "share of the pictures that have no hole")
     locality: float = setting(
-        1.0, "weight of known tokens being those of the whole picture, whatever the hole; 0 for none"
+        5.0, "weight of known tokens being those of the whole picture, whatever the hole; 0 for none"
     )
     perceptual: float = setting(1.0, "weight of LPIPS; 0 for none")
     commitment: float = setting(0.25, "weight of what draws encodings to their codes (beta)")

@@ -237,7 +237,7 @@ class Learner(ABC, Generic[Told, Batch, Made]):
             try:
                 reserve = torch.empty(3 * size, device=self.meter.device)
                 with self._unshared():
-                    self.learn(piece(batch, 0, pieces), pieces)
+                    self.heaviest(piece(batch, 0, pieces), pieces)
                 fits = True
             except torch.OutOfMemoryError:
                 fits = False
@@ -252,6 +252,10 @@ class Learner(ABC, Generic[Told, Batch, Made]):
                 self.say(f"memory holds {rows // pieces} pictures at a time: --accumulate {pieces}")
                 return pieces
         raise TrainingError(f"out of memory even with one picture at a time: {self.smaller}")
+
+    def heaviest(self, batch: Batch, pieces: int) -> None:
+        """``learn``, as it is when it needs most memory."""
+        self.learn(batch, pieces)
 
     def all_agree(self, flag: bool) -> bool:
         """Whether all processes say so."""
