@@ -6,7 +6,8 @@ Several models (folders of train-autoencoder, or of models of latents) are compa
 ``--locality 0`` and one with it. The first table tells, by the distance of a known token from the hole in tokens, how
 much the hole changes it: |e(x, m) - e(x, 0)| over the latents' deviation (root mean square), and beside it the share of
 tokens that are rounded to another code. Holes are square and wide, half of each. The second is of whole pictures, there
-and back; its Fréchet distance is that to the pictures themselves.
+and back, with their tokens rounded to codes and, as PSNR alone, as they are; its Fréchet distance is that to the
+pictures themselves. (LPIPS is also what the autoencoder was trained by.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from evaluating import line, pictures
 FAR = 9
 """Tokens from the hole, and beyond: counted together."""
 BATCH = 32
-PUBLISHED = line("published, f = 4, 8,192 codes (ImageNet at 256x256)", "27.4", "", "rFID 0.58, in other features", "")
+PUBLISHED = line(
+    "published, f = 4, 8,192 codes (ImageNet at 256x256)", "27.4", "", "", "rFID 0.58, in other features", ""
+)
 
 
 def distances(hole: Tensor) -> Tensor:
@@ -69,7 +72,8 @@ def measured(
     net = net.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     side, chosen = store.pictures.shape[1], spaced(len(store), count)
     sums, back = torch.zeros(3, FAR + 1), list[Tensor]()
-    quality, used = dict[str, list[Tensor]](psnr=[], lpips=[]), torch.zeros(len(net.codebook.codes), dtype=torch.bool)
+    quality = dict[str, list[Tensor]](psnr=[], bare=[], lpips=[])
+    used = torch.zeros(len(net.codebook.codes), dtype=torch.bool)
     for first in range(0, len(chosen), BATCH):
         some = chosen[first : first + BATCH]
         x = pictures(store, some, device)
@@ -79,13 +83,14 @@ def measured(
         e = net.encode(x)
         again = net.decode(e).clamp(-1.0, 1.0)
         used[net.codebook(e).numbers.flatten().cpu()] = True
-        quality["psnr"].append(psnr_in_hole(again, x, torch.ones_like(hole)).cpu())
+        for name, made in (("psnr", again), ("bare", net.decoded(e).clamp(-1.0, 1.0))):
+            quality[name].append(psnr_in_hole(made, x, torch.ones_like(hole)).cpu())
         if lpips is not None:
             quality["lpips"].append(lpips(x, again).cpu())
         back.append(((again + 1.0) * 127.5).round().byte().cpu())
-    psnr = f"{torch.cat(quality['psnr']).mean():.2f}"
+    psnr, bare = (f"{torch.cat(quality[name]).mean():.2f}" for name in ("psnr", "bare"))
     distance = f"{torch.cat(quality['lpips']).mean():.4f}" if lpips is not None else ""
-    return sums, [psnr, distance, f"{used.float().mean():.1%}"], torch.cat(back)
+    return sums, [psnr, bare, distance, f"{used.float().mean():.1%}"], torch.cat(back)
 
 
 def main() -> None:
@@ -117,11 +122,11 @@ def main() -> None:
         sums, figures, back = measured(coder, store, given.count, device, lpips)
         change, codes = (sums[0] / sums[2]).sqrt(), sums[1] / sums[2]
         near.append(line(str(model), *(f"{change[k]:.3f}, {codes[k]:.0%}" for k in range(1, FAR + 1))))
-        whole.append(line(str(model), *figures[:2], f"{likeness.frechet(seen(back)):.2f}", figures[2]))
+        whole.append(line(str(model), *figures[:3], f"{likeness.frechet(seen(back)):.2f}", figures[3]))
     print(line("change of known latents, tokens from the hole", *(str(k) for k in range(1, FAR)), f"{FAR} or more"))
     print("\n".join([line(*["---"] * (FAR + 1)), *near, ""]))
-    print(line("there and back", "PSNR", "LPIPS", "Fréchet (EfficientNet-Lite0)", "codes used"))
-    print("\n".join([line(*["---"] * 5), *whole, PUBLISHED]))
+    titles = ("there and back", "PSNR", "PSNR, not rounded", "LPIPS", "Fréchet (EfficientNet-Lite0)", "codes used")
+    print("\n".join([line(*titles), line(*["---"] * len(titles)), *whole, PUBLISHED]))
 
 
 if __name__ == "__main__":

@@ -62,4 +62,4 @@ def test_the_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["latents.py", str(tmp_path / "model"), *options])
     latents.main()
     said = capsys.readouterr().out.splitlines()
-    assert [row.count("|") for row in said if row] == [11] * 3 + [6] * 4
+    assert [row.count("|") for row in said if row] == [11] * 3 + [7] * 4

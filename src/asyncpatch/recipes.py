@@ -112,10 +112,10 @@ def imagenet256_vq() -> AutoencoderRecipe:
 
 
 def default128_vq() -> AutoencoderRecipe:
-    """A small autoencoder, 10M parameters, at 128x128, for half an hour of one GPU."""
+    """A small autoencoder, 6M parameters, at 128x128, for half an hour of one GPU."""
     return AutoencoderRecipe(
         crops=4.0,
-        steps=24_000, batch=64, rate=3e-4, warmup=500, decay=0.4, adversary_start=8_000,
+        steps=16_000, batch=64, rate=3e-4, warmup=500, decay=0.4, adversary_start=6_000,
         save_every=2_000, picture_every=4_000,
     )  # fmt: skip
 
