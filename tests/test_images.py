@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import BmpImagePlugin, Image, ImageCms
+from PIL import BmpImagePlugin, Image, ImageCms, PngImagePlugin, TiffImagePlugin
 
 from asyncpatch import images
 from asyncpatch.images import ImageError, Picture, feather, grow, picture_from, read_hole, read_picture, write
@@ -355,6 +355,132 @@ def test_a_thumbnail_does_not_survive(tmp_path):
     assert small.getvalue()[:100] not in (tmp_path / "out.png").read_bytes()
 
 
+def test_what_photoshop_and_cameras_add_does_not_survive_either(tmp_path):
+    """Layers, resources and XMP of a TIFF, and a maker's note with a preview, are pictures of what was painted over."""
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    hidden = {700: b"<x:xmpmeta>hidden", 34377: b"8BIM hidden", 37724: b"Adobe Photoshop hidden"}
+    for tag, value in {**hidden, 33723: b"a caption"}.items():
+        tags[tag], tags.tagtype[tag] = value, 7
+    path = saved(Image.fromarray(noise(8, 8, 3)), tmp_path / "in.tif", tiffinfo=tags)
+    assert path.read_bytes().count(b"hidden") == 3
+    picture = read_picture(path)
+    (said,) = picture.notes
+    assert all(each in said for each in ("XMP", "Photoshop's resources", "Photoshop's layers"))
+    assert b"a caption" in picture.exif
+    for name in ("out.png", "out.jpg", "out.webp", "out.tif"):
+        write(picture, tmp_path / name)
+        assert b"hidden" not in (tmp_path / name).read_bytes()
+        assert b"a caption" in (tmp_path / name).read_bytes()
+    assert read_hole(path, (8, 8)).notes == ("the mask is coloured: its brightness says how much is repainted",)
+    noted = exif()
+    noted[700] = b"<x:xmpmeta>hidden"
+    noted.get_ifd(0x8769)[0x927C] = b"MAKER\0" + jpeg(8) + b"hidden"
+    picture = read_picture(saved(Image.new("RGB", (8, 8)), tmp_path / "in.jpg", exif=noted))
+    assert "XMP, the maker's note" in picture.notes[0]
+    assert b"hidden" not in picture.exif
+    assert b"Maker of cameras" in picture.exif
+
+
+@pytest.mark.parametrize("name", ["in.png", "in.jpg", "in.webp"])
+def test_no_segment_of_a_file_is_copied_as_it_is(name, tmp_path):
+    image, hidden = Image.fromarray(noise(8, 8, 3)), b"<x:xmpmeta>hidden</x:xmpmeta>"
+    image.save(tmp_path / name, **({"xmp": hidden} if name != "in.png" else {}))
+    data = (tmp_path / name).read_bytes()
+    if name == "in.png":
+        xmp = b"XML:com.adobe.xmp" + bytes(5) + hidden
+        data = data[:33] + chunk(b"iTXt", xmp) + chunk(b"prVt", b"hidden") + data[33:]
+    elif name == "in.jpg":
+        for marker, head in ((0xE0, b"JFXX\0\x10"), (0xE2, b"MPF\0"), (0xED, b"Photoshop 3.0\0"), (0xFE, b"")):
+            data = data[:2] + b"\xff" + bytes([marker]) + struct.pack(">H", 8 + len(head)) + head + b"hidden" + data[2:]
+    (tmp_path / name).write_bytes(data)
+    picture = read_picture(tmp_path / name)
+    for suffix in (".png", ".jpg", ".webp", ".tif"):
+        write(picture, tmp_path / f"out{suffix}")
+        assert b"hidden" not in (tmp_path / f"out{suffix}").read_bytes()
+
+
+COLOURS = (
+    (b"gAMA", struct.pack(">I", 100_000)),
+    (b"cHRM", struct.pack(">8I", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000)),
+    (b"sRGB", b"\1"),
+    (b"cICP", bytes([9, 16, 0, 1])),
+)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_what_a_png_says_of_its_colours_survives(dtype, tmp_path):
+    write(Picture(levels=noise(8, 8, 3, dtype=dtype)), tmp_path / "plain.png")
+    plain = (tmp_path / "plain.png").read_bytes()
+    (tmp_path / "in.png").write_bytes(plain[:33] + b"".join(chunk(*each) for each in COLOURS) + plain[33:])
+    picture = read_picture(tmp_path / "in.png").completed(torch.zeros(3, 8, 8), some_hole(8, 8))
+    assert picture.chunks == COLOURS
+    assert write(picture, tmp_path / "out.png") == ()
+    assert read_picture(tmp_path / "out.png").chunks == COLOURS
+    with Image.open(tmp_path / "out.png") as image:
+        assert (image.info["gamma"], image.info["srgb"]) == (1.0, 1)
+        assert picture_from(image).chunks == COLOURS[:3]  # Pillow does not know cICP
+    picture = Picture(levels=picture.levels, chunks=COLOURS, profile=SRGB)
+    write(picture, tmp_path / "profile.png")  # which never has sRGB beside it
+    assert read_picture(tmp_path / "profile.png").chunks == (*COLOURS[:2], COLOURS[3])
+    assert read_picture(tmp_path / "profile.png").profile == SRGB
+
+
+@pytest.mark.parametrize("name", ["out.webp", "out.tif", "out.jpg"])
+def test_what_a_png_says_of_its_colours_is_said_where_it_cannot_be_kept(name, tmp_path):
+    def said(*chunks, profile=None):
+        picture = Picture(levels=noise(8, 8, 3), chunks=chunks, profile=profile)
+        return [each for each in write(picture, tmp_path / name, force=True) if "says of its colours" in each]
+
+    gamma, primaries, srgb, _ = COLOURS
+    assert "(gAMA, cHRM)" in said(gamma, primaries)[0]
+    assert "(cICP)" in said(*COLOURS)[0]
+    assert "(cICP)" in said(*COLOURS, profile=SRGB)[0]
+    usual = struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
+    assert said((b"gAMA", struct.pack(">I", 45455)), (b"cHRM", usual), (b"cICP", bytes([1, 13, 0, 1]))) == []
+    assert said(gamma, primaries, srgb) == said(gamma, primaries, profile=SRGB) == said() == []
+
+
+def test_words_in_a_png_are_not_what_it_says_of_its_colours(tmp_path):
+    info = PngImagePlugin.PngInfo()
+    for key in ("gamma", "chromaticity", "srgb"):
+        info.add_text(key, "1")
+    assert read_picture(saved(Image.new("L", (4, 4)), tmp_path / "in.png", pnginfo=info)).chunks == ()
+
+
+@pytest.mark.parametrize(
+    ("tags", "dpi"),
+    [
+        ({}, None),
+        ({282: 300.0}, None),
+        ({282: 300.0, 283: 150.0}, (300, 150)),
+        ({282: 300.0, 283: 150.0, 296: 1}, None),
+        ({282: 100.0, 283: 50.0, 296: 3}, (254, 127)),
+    ],
+)
+def test_a_tiff_has_the_resolution_that_it_says_or_none(tags, dpi, tmp_path):
+    picture = read_picture(saved(Image.new("RGB", (8, 8)), tmp_path / "in.tif", tiffinfo=tags))
+    assert picture.dpi == (dpi and pytest.approx(dpi))
+    write(picture, tmp_path / "out.png")
+    assert (b"pHYs" in (tmp_path / "out.png").read_bytes()) == (dpi is not None)
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_adobe_deflate"])
+@pytest.mark.parametrize(("dtype", "full"), [(np.uint8, 255), (np.uint16, 65535), (np.float32, 1.0)])
+def test_a_tiff_in_which_white_is_zero(dtype, full, compression, tmp_path):
+    """The photometric tag alone differs: 16 bits and floating point are read like 8."""
+    shown = np.array([[0, 0.2, 0.6, 1]])
+    for tag, levels in ((0, 1 - shown), (1, shown)):
+        image = Image.fromarray((levels * full).round(0 if full > 1 else 9).astype(dtype))
+        if dtype == np.uint8:  # which Pillow turns round when it writes, too
+            image = Image.fromarray((shown * full).round().astype(dtype))
+        path = saved(image, tmp_path / f"{tag}.tif", tiffinfo={262: tag}, compression=compression)
+        with Image.open(path) as again:
+            assert again.tag_v2[262] == tag
+        picture = read_picture(path)
+        assert picture.levels[0, :, 0] / picture.full == pytest.approx(shown[0], abs=1e-4)
+        assert read_hole(path).hole[0, 0].tolist() == pytest.approx(shown[0], abs=1e-4)
+
+
 def test_resolution_turns_with_the_picture(tmp_path):
     Image.new("RGB", (6, 4)).save(tmp_path / "in.png", dpi=(300, 150), exif=exif(6))
     assert read_picture(tmp_path / "in.png").dpi == pytest.approx((150, 300), abs=0.1)
@@ -535,6 +661,71 @@ def test_coloured_masks_count_by_brightness_and_say_so(tmp_path):
     assert "coloured" in notes[0]
 
 
+@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize(
+    ("levels", "factor"),
+    [
+        (np.array([[0, 1]], np.uint8), 255),
+        (np.array([[1, 1]], np.uint8), 255),
+        (np.array([[0, 8]], np.uint8), 31.875),
+        (np.array([[[0, 0, 0], [1, 1, 1]]], np.uint8), 255),
+        (np.array([[[9, 9, 9, 0], [9, 9, 9, 1]]], np.uint8), 255),
+        (np.array([[0, 1]], np.uint16), 65535),
+        (np.array([[0, 255]], np.uint16), 257),
+        (np.array([[0, 255]], np.int32), 257),
+        (np.array([[0, 1 / 255]], np.float32), 255),
+    ],
+)
+def test_levels_of_0_and_1_are_refused(levels, factor, invert, tmp_path):
+    """As masks of segmentation come: next to nothing would be repainted, or stay."""
+    sources = []
+    if levels.dtype != np.int32:
+        sources.append(levels)
+    if levels.dtype == np.float32:
+        sources.append(torch.from_numpy(levels))
+    else:
+        sources.append(saved(Image.fromarray(levels), tmp_path / "m.tif"))
+    if levels.dtype in (np.uint8, np.uint16):
+        sources.append(saved(Image.fromarray(levels), tmp_path / "m.png"))
+    for source in sources:
+        with pytest.raises(ImageError, match=f"its brightest level is .* multiply it by {factor}, so that it is white"):
+            read_hole(source, (1, 2), invert=invert)
+
+
+def test_levels_of_0_and_1_are_refused_before_a_lossy_file_is_taken_for_black(tmp_path):
+    """Inverted it would repaint all."""
+    path = saved(Image.fromarray(np.repeat(np.array([[0, 1]], np.uint8), 8, 1).repeat(8, 0)), tmp_path / "m.jpg")
+    assert set(stored(path).flatten().tolist()) == {0, 1}
+    with pytest.raises(ImageError, match="its brightest level is 1 of 255"):
+        read_hole(path, invert=True)
+
+
+def test_masks_that_repaint_little_say_so():
+    parts = np.array([[0, 10, 38, 25]], np.uint8)  # three parts of a picture, by number
+    assert read_hole(parts).notes == ("by the mask nothing is repainted by more than 15 %",)
+    assert read_hole(255 - parts, invert=True).notes == read_hole(parts).notes
+    assert read_hole(parts, invert=True).notes == ()
+    assert read_hole(np.array([[0, 9]], np.uint8)).notes == ("by the mask nothing is repainted by more than 3.5 %",)
+    assert read_hole(np.array([[0, 1, 2]], np.uint8)).hole[0].tolist() == pytest.approx(np.array([[0, 1, 2]]) / 255)
+    assert read_hole(np.array([[0, 64]], np.uint8)).notes == ()
+    assert read_hole(np.zeros((2, 2), np.uint8), invert=True).hole.min() == 1  # black is meant
+
+
+def test_what_is_said_of_an_inverted_mask_is_what_happens():
+    stroke = np.array([[[0, 0, 0, 0], [255, 0, 80, 255]]], np.uint8)
+    hole, notes = read_hole(stroke, invert=True)
+    assert hole.tolist() == [[[1, 0]]]
+    assert notes == ("the mask is one colour on a transparent sheet: what is opaque stays, the rest is repainted",)
+    several = np.array([[[255, 0, 0, 255], [0, 0, 0, 255], [255, 255, 255, 0]]], np.uint8)
+    hole, notes = read_hole(several, invert=True)
+    assert hole[0, 0].tolist() == pytest.approx([0.701, 1, 1])
+    assert notes[0] == "the mask is coloured: its brightness says how much stays"
+    assert notes[1] == "the mask has transparent parts: they are repainted"
+    for invert, what in ((False, "change"), (True, "stay")):
+        with pytest.raises(ImageError, match=f"wholly transparent. Paint white what shall {what}"):
+            read_hole(np.zeros((2, 2, 4), np.uint8), invert=invert)
+
+
 def test_strokes_on_a_transparent_sheet():
     sheet = np.zeros((1, 4, 4), np.uint8)  # transparent black, as a canvas starts
     for colour in ((0, 0, 0), (255, 255, 255), (255, 0, 80)):
@@ -614,7 +805,6 @@ def test_nothing_to_repaint(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (np.array([[0, 1]], np.uint8), "astype"),
         (np.array([[0.0, 255.0]]), "divide by 255"),
         (torch.tensor([[0.0, 255.0]]), "divide by 255"),
         (torch.tensor([[0, 1]]), "floating point"),

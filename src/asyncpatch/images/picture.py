@@ -37,6 +37,7 @@ class Picture:
         profile: the ICC profile.
         exif: the EXIF block, without orientation (the pixels are upright) and without thumbnail.
         dpi: pixels per inch across and down.
+        chunks: what a PNG says of its colours besides a profile (gAMA, cHRM, sRGB, cICP): names and bodies of chunks.
         notes: what reading could not keep, in sentences.
         name: what errors call it.
     """
@@ -46,6 +47,7 @@ class Picture:
     profile: bytes | None = field(default=None, repr=False)
     exif: bytes | None = field(default=None, repr=False)
     dpi: tuple[float, float] | None = None
+    chunks: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     name: str = "the picture"
 
@@ -164,7 +166,7 @@ class Picture:
     def image(self) -> Image.Image:
         """As a Pillow picture (L, LA, RGB, RGBA, or I;16 for opaque grey of 16 bits), its profile and all in ``info``.
 
-        Pillow has nothing else of 16 bits: there the picture is rounded to 8. `write` keeps all 16.
+        Pillow has nothing else of 16 bits: there the picture is rounded to 8. `write` keeps all 16, and ``chunks``.
         """
         image = to_pil(self if self.bits == 8 or (self.grey and self.alpha is None) else rounded_to_8(self))
         for key, value in (("icc_profile", self.profile), ("exif", self.exif), ("dpi", self.dpi)):

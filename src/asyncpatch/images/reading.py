@@ -39,13 +39,18 @@ READABLE = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "AVIF", "JPEG200
 SNAP = 16
 """Of 255: how near to black or white a level of a lossy mask counts as black or white."""
 
+_FAINT = 8.5 / 255  # a mask of one or two levels, none of them brighter, is not meant to be so dark
+
 _ORIENTATION, _EXIF_PART, _GPS_PART, _INTEROP_PART = 0x0112, 0x8769, 0x8825, 0xA005
+_PHOTOMETRIC, _ACROSS, _DOWN = 262, 282, 283
 # Tags of a TIFF that say how its pixels are stored: no more true of the picture that is written. The resolution
 # (282, 283, 296) and the profile (34675) travel by themselves, and a thumbnail would show what was painted over.
 _STRUCTURE = (
     *range(254, 260), 262, 263, 266, _ORIENTATION, 273, 277, 278, 279, 282, 283, 284, 296, 301, 317, 318, 319, 320, 322,
     323, 324, 325, 330, 338, 339, 347, 513, 514, 529, 530, 531, 532, 34675,
 )  # fmt: skip
+# So would these tags; a maker's note does where it holds a preview.
+_SHOWING, _MAKERS_NOTE = {700: "XMP", 34377: "Photoshop's resources", 37724: "Photoshop's layers"}, 0x927C
 _LOCK = threading.RLock()
 
 
@@ -61,7 +66,8 @@ def read_picture(path: str | os.PathLike[str], *, limit: int = PIXELS) -> Pictur
 
     8 bits a level (RGB, grey, 1-bit as grey, palettes as RGB), 16-bit grey, and 16-bit RGB of PNG and TIFF come
     exactly as they are stored. What comes otherwise is said in ``notes``: CMYK becomes RGB, deeper colours of other
-    kinds are read at 8 bits, of an animation only the first picture is used.
+    kinds are read at 8 bits, of an animation only the first picture is used, and layers, previews and thumbnails are
+    left out.
     """
     return _picture(_read(Path(path), limit), str(path))
 
@@ -131,6 +137,8 @@ def read_hole(
     in [0, 1]; [H, W] or as `picture_from` takes them) or a tensor ([H, W], [1, H, W] or [1, 1, H, W]; bool, or floating
     point in [0, 1]).
 
+    - A mask of levels 0 and 1 of 255, or 0 and 255 of 65535, as programs that cut pictures into parts write them, is an
+      error: nothing in it is white.
     - Of a coloured mask the brightness (luma) counts, and that is said.
     - Of a mask with transparency, when all that shows has one colour, the alpha counts, whatever the colour: strokes
       on a transparent sheet, as brushes export them. With several colours their brightness counts, and what is
@@ -140,6 +148,7 @@ def read_hole(
     """
     notes: list[str] = []
     name = str(source) if isinstance(source, str | os.PathLike) else "the mask"
+    full, lossy = 1.0, False
     if isinstance(source, Tensor):
         hole = hole_array("the mask", source)
     else:
@@ -151,20 +160,19 @@ def read_hole(
             read = _from_pil(source, name, limit)
         elif isinstance(source, np.ndarray):
             read = _from_array(source, name, exactly=True)
-            if source.dtype == np.uint8 and source.ndim == 2 and source.max() == 1:
-                raise ImageError(
-                    "the mask is an array of uint8 that holds no more than 1, where white is 255: give it as bool, "
-                    "array.astype(bool), if 1 means repaint"
-                )
         else:
             raise ImageError(
                 "a mask must be a path, bytes, a Pillow picture, a numpy array or a tensor, got "
                 f"{type(source).__name__}"
             )
         notes += read.notes
-        hole = _whiteness(read, name, notes)
+        full, lossy = _full(read.levels), read.lossy
+        hole = _whiteness(read, name, invert, notes)
     if size is not None:
         _same_size(name, hole.shape, size)
+    _bright_enough(name, hole, full)
+    if lossy:
+        hole = _snapped(hole, notes)
     if invert:
         hole = 1.0 - hole
     if not hole.any():
@@ -174,6 +182,8 @@ def read_hole(
             f"{name}: nothing to repaint, {way}. White is repainted and black stays; if it is meant the other way "
             f"round, {hint}"
         )
+    if hole.max() < 0.25:
+        notes.append(f"by the mask nothing is repainted by more than {100 * hole.max():.2g} %")
     return ReadHole(torch.from_numpy(np.ascontiguousarray(hole, np.float32))[None], tuple(notes))
 
 
@@ -185,7 +195,9 @@ class _Read(NamedTuple):
     profile: bytes | None = None
     exif: bytes | None = None
     dpi: tuple[float, float] | None = None
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
     notes: tuple[str, ...] = ()
+    unkept: tuple[str, ...] = ()  # notes on what a result will not have: a mask has none
     lossy: bool = False
 
 
@@ -196,7 +208,8 @@ def _picture(read: _Read, name: str) -> Picture:
         profile=read.profile,
         exif=read.exif,
         dpi=read.dpi,
-        notes=read.notes,
+        chunks=read.chunks,
+        notes=read.notes + read.unkept,
         name=name,
     )
 
@@ -239,6 +252,7 @@ def _decode(
     """``source`` gives the picture, with a ``file`` anew each time that it is called. A mask that cannot have the right
     ``size``, whichever way it is turned, is not unpacked."""
     notes: list[str] = []
+    unkept: list[str] = []
     with _guarded(name, limit, file) as said:
         image = source()
         require_pixels(name, image.height, image.width, limit)
@@ -247,7 +261,7 @@ def _decode(
         deep = _other_bytes(image) if file else None
         shallow = file is not None and deep is None and _deeper_than_read(image)
         image.load()
-        exif, orientation = _exif(image, notes)
+        exif, orientation = _exif(image, notes, unkept)
         key = image.info.get("transparency")
         levels: NDArray[Any]
         alpha: NDArray[Any] | None
@@ -265,7 +279,8 @@ def _decode(
         lossy = image.format in ("JPEG", "MPO", "JPEG2000", "AVIF") or (
             image.format == "WEBP" and not (file is not None and _webp_is_lossless(file))
         )
-        dpi = _dpi(image.info.get("dpi"))
+        dpi = _dpi(image)
+        chunks = _chunks(image, file)
     if dpi is not None and orientation >= 5:
         dpi = dpi[1], dpi[0]
     return _Read(
@@ -274,7 +289,9 @@ def _decode(
         profile if isinstance(profile, bytes) else None,
         exif,
         dpi,
+        chunks,
         (*notes, *dict.fromkeys(str(each.message).strip() for each in said)),
+        tuple(unkept),
         lossy,
     )
 
@@ -350,6 +367,8 @@ def _deep_grey(image: Image.Image, key: Any, name: str, notes: list[str]) -> tup
     elif low < 0 or high > 65535:
         raise ImageError(f"{name}: holds levels from {low:g} to {high:g}; save it with 8 or 16 bits")
     levels = array.astype(np.uint16)
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow knows of 8 bits alone
+        levels = 65535 - levels
     alpha = np.where(levels == key, 0, 65535).astype(np.uint16) if isinstance(key, int) else None
     return levels[..., None], alpha
 
@@ -422,7 +441,7 @@ def _rgb_from_cmyk(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _exif(image: Image.Image, notes: list[str]) -> tuple[bytes | None, int]:
+def _exif(image: Image.Image, notes: list[str], unkept: list[str]) -> tuple[bytes | None, int]:
     """What to keep of the EXIF block, and by which of its eight ways the picture is stored."""
     try:
         tags = image.getexif()
@@ -442,6 +461,13 @@ def _exif(image: Image.Image, notes: list[str]) -> tuple[bytes | None, int]:
         for part in (_EXIF_PART, _GPS_PART):  # directories of their own
             if part in kept:
                 kept[part] = dict(tags.get_ifd(part))
+        showing = [what for tag, what in _SHOWING.items() if kept.pop(tag, None) is not None]
+        makers = kept.get(_EXIF_PART, {}).get(_MAKERS_NOTE)
+        if isinstance(makers, bytes) and b"\xff\xd8\xff" in makers:  # the beginning of a JPEG
+            del kept[_EXIF_PART][_MAKERS_NOTE]
+            showing.append("the maker's note")
+        if showing:
+            unkept.append(f"left out, for it may show what is painted over: {', '.join(showing)}")
         if _INTEROP_PART in kept.get(_EXIF_PART, {}):
             kept[_EXIF_PART][_INTEROP_PART] = tags.get_ifd(_INTEROP_PART)
         return (kept.tobytes() if len(kept) else None), orientation
@@ -461,12 +487,46 @@ def _upright(array: NDArray[Any], orientation: int) -> NDArray[Any]:
     return array
 
 
-def _dpi(value: Any) -> tuple[float, float] | None:
+def _dpi(image: Image.Image) -> tuple[float, float] | None:
+    tags = getattr(image, "tag_v2", None)
+    if tags is not None and not (_ACROSS in tags and _DOWN in tags):  # Pillow says 1 where a TIFF says nothing
+        return None
     try:
-        across, down = (float(each) for each in value)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        across, down = (float(each) for each in image.info["dpi"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
     return (across, down) if all(math.isfinite(each) and 0 < each < 1e6 for each in (across, down)) else None
+
+
+def _chunks(image: Image.Image, file: IO[bytes] | None) -> tuple[tuple[bytes, bytes], ...]:
+    """See `Picture.chunks`. Pillow reads all but cICP; a text may have the name of any, but is a str."""
+    gamma, primaries, intent = (image.info.get(key) for key in ("gamma", "chromaticity", "srgb"))
+    found = []
+    if isinstance(gamma, float):
+        found.append((b"gAMA", struct.pack(">I", round(gamma * 100_000))))
+    if isinstance(primaries, tuple) and len(primaries) == 8:
+        found.append((b"cHRM", struct.pack(">8I", *(round(each * 100_000) for each in primaries))))
+    if isinstance(intent, int):
+        found.append((b"sRGB", bytes([intent])))
+    if file is not None and image.format == "PNG" and (points := _cicp(file)):
+        found.append((b"cICP", points))
+    return tuple(found)
+
+
+def _cicp(file: IO[bytes]) -> bytes | None:
+    """The body of a PNG's chunk of that name, which comes before the pixels."""
+    file.seek(8)
+    for _ in range(1000):
+        head = file.read(8)
+        if len(head) < 8:
+            return None
+        length, name = struct.unpack(">I4s", head)
+        if name == b"cICP" and length == 4:
+            return file.read(length)
+        if name == b"IDAT":
+            return None
+        file.seek(length + 4, os.SEEK_CUR)
+    return None
 
 
 def _is_animated(image: Image.Image) -> bool:
@@ -518,10 +578,14 @@ def _from_array(array: NDArray[Any], name: str, *, exactly: bool = False) -> _Re
     return _Read(array[..., :colours], array[..., colours] if array.shape[2] > colours else None)
 
 
-def _whiteness(read: _Read, name: str, notes: list[str]) -> NDArray[np.float32]:
-    """How white a mask is, [H, W]: see `read_hole`."""
-    exact = np.issubdtype(read.levels.dtype, np.floating)
-    full = 1.0 if exact else float(np.iinfo(read.levels.dtype).max)
+def _full(levels: NDArray[Any]) -> float:
+    """The level of white."""
+    return 1.0 if np.issubdtype(levels.dtype, np.floating) else float(np.iinfo(levels.dtype).max)
+
+
+def _whiteness(read: _Read, name: str, invert: bool, notes: list[str]) -> NDArray[np.float32]:
+    """How white a mask is, [H, W], before it is inverted: see `read_hole`."""
+    full = _full(read.levels)
     colours = read.levels.astype(np.float32) / np.float32(full)
     alpha = None if read.alpha is None else read.alpha.astype(np.float32) / np.float32(full)
     if alpha is not None and alpha.min() == 1.0:
@@ -529,12 +593,14 @@ def _whiteness(read: _Read, name: str, notes: list[str]) -> NDArray[np.float32]:
     if alpha is not None:
         if not alpha.any():
             raise ImageError(
-                f"{name}: nothing to repaint, the mask is wholly transparent. Paint white what shall change"
+                f"{name}: says nothing, for the mask is wholly transparent. Paint white what shall "
+                f"{'stay' if invert else 'change'}"
             )
         shows = colours[alpha >= alpha.max() / 2]  # at the rim of a stroke colours are rounded beyond use
         if np.ptp(shows, axis=0).max() <= SNAP / 255:
-            notes.append("the mask is one colour on a transparent sheet: what is opaque is repainted")
-            return _snapped(alpha, read.lossy, notes)
+            what = "stays, the rest is repainted" if invert else "is repainted"
+            notes.append(f"the mask is one colour on a transparent sheet: what is opaque {what}")
+            return alpha
     white: NDArray[np.float32]
     if colours.shape[2] == 1:
         white = colours[..., 0]
@@ -545,16 +611,25 @@ def _whiteness(read: _Read, name: str, notes: list[str]) -> NDArray[np.float32]:
         if not grey:
             white[(colours == 1.0).all(-1)] = 1.0
             if np.ptp(colours, axis=2).max() > 2 * SNAP / 255:
-                notes.append("the mask is coloured: its brightness says how much is repainted")
+                what = "stays" if invert else "is repainted"
+                notes.append(f"the mask is coloured: its brightness says how much {what}")
     if alpha is not None:
-        notes.append("the mask has transparent parts: they stay as they are")
+        notes.append(f"the mask has transparent parts: they {'are repainted' if invert else 'stay as they are'}")
         white = white * alpha
-    return _snapped(white, read.lossy, notes)
+    return white
 
 
-def _snapped(white: NDArray[np.float32], lossy: bool, notes: list[str]) -> NDArray[np.float32]:
-    if not lossy:
-        return white
+def _bright_enough(name: str, white: NDArray[np.float32], full: float) -> None:
+    """Levels of 0 and 1 that were meant as black and white."""
+    low, high = float(white.min()), float(white.max())
+    if 0.0 < high <= _FAINT and ((white == low) | (white == high)).all():
+        raise ImageError(
+            f"{name}: its brightest level is {high * full:.5g} of {full:.5g}, which is as good as black: multiply it "
+            f"by {1.0 / high:.5g}, so that it is white ({full:.5g})"
+        )
+
+
+def _snapped(white: NDArray[np.float32], notes: list[str]) -> NDArray[np.float32]:
     near = np.float32(SNAP / 255 + 1e-6)
     snapped = np.where(white <= near, 0, np.where(white >= 1 - near, 1, white)).astype(np.float32)
     moved = int((snapped != white).sum())

@@ -26,6 +26,13 @@ from asyncpatch.images.picture import (
 WRITABLE = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF", ".jpg": "JPEG", ".jpeg": "JPEG"}
 """The suffixes that are written, and as what."""
 
+_SRGB = {
+    b"gAMA": struct.pack(">I", 45455),
+    b"cHRM": struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000),
+    b"cICP": b"\x01\x0d\x00\x01",
+}
+"""The chunks of a PNG that say no more than what is taken for granted where nothing is said."""
+
 _LARGEST = {"WEBP": 16383, "JPEG": 65500}  # pixels of a side, by the formats' own headers
 
 
@@ -75,7 +82,8 @@ def write(
     PNG, WebP and TIFF are lossless here: every level comes back as it was. PNG keeps 16 bits of everything, TIFF of
     opaque grey, WebP of nothing (and no resolution); the rest is rounded to 8 bits. JPEG, at quality 95 and full
     colour resolution, **cannot keep pixels exact**, and has no transparency (it is laid over white). Profile, EXIF and
-    resolution are kept where the format has a place for them. ``text``, notes by their keys, goes into PNG alone.
+    resolution are kept where the format has a place for them. A PNG's chunks on its colours, and ``text``, notes by
+    their keys, go into PNG alone.
 
     An existing file is overwritten only with ``force``, and one of ``inputs`` never. The file is written under
     another name in the same folder and then renamed: nobody ever sees half of it.
@@ -131,11 +139,20 @@ def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) ->
     if space == b"CMYK" or (space == b"GRAY" and not grey):
         notes.append("the colour profile is for another kind of colours, and was left out")
         profile = None
+    chunks = tuple(each for each in picture.chunks if not (profile and each[0] == b"sRGB"))  # a PNG has one of the two
+    if kind != "PNG":
+        told = profile or any(chunk == b"sRGB" for chunk, _ in chunks)  # then the others but repeat it, cICP overrules
+        lost = [chunk for chunk, body in chunks if _SRGB.get(chunk, body) != body and (chunk == b"cICP" or not told)]
+        if lost:
+            notes.append(
+                f"{kind} has no place for what the PNG says of its colours ({b', '.join(lost).decode()}), so that they "
+                "may look different; write a .png to keep it"
+            )
     if exif and kind == "JPEG" and len(exif) > 65533:
         notes.append("the EXIF block is too long for JPEG, and was left out")
         exif = None
     if kind == "PNG" and picture.bits == 16:
-        return _png_of_16_bits(picture, profile, exif, text), tuple(notes)
+        return _with_chunks(_png_of_16_bits(picture, profile, exif, text), chunks), tuple(notes)
     options: dict[str, Any] = {"icc_profile": profile}
     if exif:
         options["exif"] = exif
@@ -156,17 +173,22 @@ def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) ->
         to_pil(picture).save(file, kind, **options)
     except (OSError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError, struct.error) as error:
         raise ImageError(f"{name}: cannot be written as {kind}: {error}") from error
-    return file.getvalue(), tuple(notes)
+    return _with_chunks(file.getvalue(), chunks) if kind == "PNG" else file.getvalue(), tuple(notes)
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def _with_chunks(png: bytes, chunks: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """They follow the header, which is 33 bytes long. (Not all Pillows that are served write cICP.)"""
+    return png[:33] + b"".join(_chunk(*each) for each in chunks) + png[33:] if chunks else png
 
 
 def _png_of_16_bits(
     picture: Picture, profile: bytes | None, exif: bytes | None, text: Mapping[str, str]
 ) -> bytes:  # fmt: skip
     """A PNG by hand: Pillow writes 16 bits of grey alone."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
     levels = picture.levels if picture.alpha is None else np.dstack([picture.levels, picture.alpha])
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[levels.shape[2]]
     # each row as its difference from the one above (filter 2): smaller, and simple in whole bytes
@@ -175,18 +197,18 @@ def _png_of_16_bits(
     filtered[0, 1:], filtered[1:, 1:] = rows[0], rows[1:] - rows[:-1]
     parts = [
         b"\x89PNG\r\n\x1a\n",
-        chunk(b"IHDR", struct.pack(">IIBBBBB", picture.width, picture.height, 16, kind, 0, 0, 0)),
+        _chunk(b"IHDR", struct.pack(">IIBBBBB", picture.width, picture.height, 16, kind, 0, 0, 0)),
     ]
     if profile:
-        parts.append(chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(profile)))
+        parts.append(_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(profile)))
     if picture.dpi:
         across, down = (round(each / 0.0254) for each in picture.dpi)  # pixels per metre
-        parts.append(chunk(b"pHYs", struct.pack(">IIB", across, down, 1)))
+        parts.append(_chunk(b"pHYs", struct.pack(">IIB", across, down, 1)))
     if exif:
-        parts.append(chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")))
+        parts.append(_chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")))
     for key, value in text.items():
-        parts.append(chunk(b"iTXt", key.encode("latin-1") + bytes(5) + value.encode()))
+        parts.append(_chunk(b"iTXt", key.encode("latin-1") + bytes(5) + value.encode()))
     packed = zlib.compress(filtered.tobytes())
     step = 1 << 30  # a chunk holds less than 2 GiB
-    parts += [chunk(b"IDAT", packed[start : start + step]) for start in range(0, len(packed), step)]
-    return b"".join([*parts, chunk(b"IEND", b"")])
+    parts += [_chunk(b"IDAT", packed[start : start + step]) for start in range(0, len(packed), step)]
+    return b"".join([*parts, _chunk(b"IEND", b"")])
