@@ -15,12 +15,12 @@ the user to read.
 
 from __future__ import annotations
 
+from asyncpatch.images.decoding import READABLE as READABLE
 from asyncpatch.images.holes import feather as feather
 from asyncpatch.images.holes import grow as grow
 from asyncpatch.images.picture import PIXELS as PIXELS
 from asyncpatch.images.picture import ImageError as ImageError
 from asyncpatch.images.picture import Picture as Picture
-from asyncpatch.images.reading import READABLE as READABLE
 from asyncpatch.images.reading import SNAP as SNAP
 from asyncpatch.images.reading import ReadHole as ReadHole
 from asyncpatch.images.reading import blank as blank
