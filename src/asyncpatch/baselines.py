@@ -164,10 +164,12 @@ def ddnm(process: Process, x: Tensor, hole: Tensor, steps: int = 100, *, eta: fl
 
 
 def deqir(
-    process: Process, x: Tensor, hole: Tensor, steps: int = 20, *, eta: float = 0.85, iterations: int = 15,
+    process: Process, x: Tensor, hole: Tensor, steps: int = 15, *, eta: float = 0.85, iterations: int = 15,
     memory: int = 5, tolerance: float = 1e-2,
 ) -> Method:  # fmt: skip
     """Equation (6): one step from noise to the picture, which asks about all ``steps`` times at once.
+
+    With fewer iterations than steps noise may be left where the hole is large.
 
     It cannot be given a condition: the loop asks under that of its own batch, which is smaller.
     """
