@@ -1,19 +1,22 @@
-"""Rivals on the shipped network, asked with one time per picture, in few pictures: what a CPU can do.
+"""Rivals on the shipped network, asked with one time per picture.
 
     python benchmarks/rivals.py tune --data SET [--lpips FILE] [WEIGHT ...]
-    python benchmarks/rivals.py evaluate --data SET -o OUT [--lpips FILE] [METHOD ...]
+    python benchmarks/rivals.py evaluate --data SET -o OUT [--lpips FILE] [--count N] [METHOD ...]
     python benchmarks/rivals.py tables -o OUT
 
 ``tune`` fills squares in training pictures by MCG, with several weights of its gradient; the right one depends on the
 size of pictures, and the best here is the one that ``baselines.mcg`` has unless it is told another. ``evaluate`` fills
-holes of four kinds in held-out pictures; cells are kept, and several processes may share the methods. ``tables`` prints
-LPIPS, and by how much it differs from AsyncPatch's. ``--compile`` takes some minutes, and pays on two cores, too.
+holes of four kinds in held-out pictures; cells are kept, and several processes may share the methods. As it is, few
+pictures are filled, which is what a CPU can do; on a GPU, ``--count 250 --batch 250 --slow`` fills more of them,
+AsyncPatch also as the paper samples, in 250 steps with noise. ``tables`` prints LPIPS, and by how much it differs from
+AsyncPatch's. ``--compile`` takes some minutes, and pays on two cores, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -30,15 +33,26 @@ from evaluating import SET, line, pictures
 
 KINDS = ("extrema", "square", "thin", "wide")
 BATCH = 8
-COUNT = 3 * BATCH
 WEIGHTS = (0.3, 1.0, 3.0, 10.0)
-PLAIN, TOOL = Settings(steps=50, batch=BATCH), Settings(input_guidance=INPUT_GUIDANCE, batch=BATCH)
-"""As in the ablation, and as the tool fills holes."""
+PLAIN, SLOW = Settings(steps=50), Settings(steps=250)
+OWN = {
+    OURS: PLAIN,
+    f"{OURS}, as the tool does": Settings(input_guidance=INPUT_GUIDANCE),
+    **{f"{OURS}, {SLOW.steps} steps, eta {eta:g}": replace(SLOW, eta=eta) for eta in (0.5, 1.0)},
+}
+"""Ways to fill holes with AsyncPatch: as in the ablation, as the tool does, and as the paper may have done."""
 
 
-def cells(method: str) -> list[Cell]:
-    ways = [PLAIN, TOOL] if method == OURS else [Settings(batch=BATCH)]
-    return [Cell(SET, kind, method, how, COUNT) for how in ways for kind in KINDS]
+def cells(method: str, given: argparse.Namespace) -> list[Cell]:
+    own = [how for how in OWN.values() if given.slow or how.steps < SLOW.steps]
+    ways = [replace(how, batch=given.batch) for how in (own if method == OURS else [Settings()])]
+    return [Cell(SET, kind, method, how, given.count) for how in ways for kind in KINDS]
+
+
+def way(row: Result) -> str:
+    """What a cell's method is called in the table."""
+    told = row["settings"] | {"batch": Settings().batch}
+    return next((name for name, how in OWN.items() if row["method"] == OURS and told == asdict(how)), row["method"])
 
 
 def parts(given: argparse.Namespace, split: str) -> tuple[AsyncPatchPipeline, Store, LPIPS]:
@@ -72,25 +86,26 @@ def evaluate(given: argparse.Namespace) -> None:
     pipeline, store, lpips = parts(given, "validation")
     work = Evaluation(pipeline, given.output, {SET: store}, lpips=lpips)
     for method in given.names or (OURS, *(each for each in RIVALS if each != SUPERVISED)):
-        for cell in cells(method):
+        for cell in cells(method, given):
             found = work.result(cell)
             print(method, cell.what, found["lpips"], f"{found['calls']:g} calls, {found['seconds']:.1f} s", flush=True)
 
 
 def table(found: list[Result]) -> list[str]:
     """A row for each method and its settings: LPIPS by kind of hole, and its difference from AsyncPatch's."""
-    rows = {(row["method"], row["settings"]["input_guidance"], row["what"]): row for row in found}
+    rows = {(way(row), row["what"]): row for row in found}
+    names = [*OWN, *(each for each in RIVALS if any(each == name for name, _ in rows))]
     lines = [line("method", "calls", *KINDS), line(*["---"] * (2 + len(KINDS)))]
-    for method, guided in sorted({key[:2] for key in rows}, key=lambda way: (way[0] != OURS, way)):
-        texts = []
+    for name in names:
+        texts, calls = [], [row["calls"] for key, row in rows.items() if key[0] == name]
         for kind in KINDS:
-            row, ours = rows.get((method, guided, kind)), rows.get((OURS, PLAIN.input_guidance, kind))
+            row, ours = rows.get((name, kind)), rows.get((OURS, kind))
             texts.append("" if row is None else "{:.4f} ± {:.4f}".format(*row["lpips"]))
             if row is not None and ours is not None and row is not ours:
                 difference, error = paired(row, ours)
                 texts[-1] += f" ({difference:+.1%} ± {1.96 * error:.1%})"
-        calls = max(row["calls"] for key, row in rows.items() if key[:2] == (method, guided))
-        lines.append(line(method + (", as the tool does" if guided else ""), f"{calls:,.0f}", *texts))
+        if calls:
+            lines.append(line(name, f"{max(calls):,.0f}", *texts))
     return lines
 
 
@@ -105,6 +120,9 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["shapes"], help="sets, as for training")
     parser.add_argument("-o", "--output", type=Path, help="folder for finished cells")
     parser.add_argument("--lpips", type=Path, help="weights of LPIPS-Alex [default: $ASYNCPATCH_LPIPS]")
+    parser.add_argument("--count", type=int, default=3 * BATCH, help="pictures [default: %(default)s]")
+    parser.add_argument("--batch", type=int, default=BATCH, help="of these at a time [default: %(default)s]")
+    parser.add_argument("--slow", action="store_true", help="AsyncPatch also in 250 steps, with noise")
     parser.add_argument("--compile", action="store_true", help="the network")
     parser.add_argument("--cache", type=Path, help="where decoded data are kept")
     given = parser.parse_args()

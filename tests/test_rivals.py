@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from asyncpatch.baselines import mcg
 from asyncpatch.evaluation import OURS
 from asyncpatch.metrics import LPIPS
 from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.settings import Settings
 
 RECORDED = Path(__file__).parents[1] / "benchmarks" / "results" / "rivals"
 
@@ -51,34 +53,47 @@ def test_weights_are_compared_on_the_same_pictures(said, monkeypatch):
     assert rows[0] == rows[2] != rows[1]
 
 
-def test_cells_are_kept_and_make_the_table(said, monkeypatch, tmp_path):
-    monkeypatch.setattr(rivals, "COUNT", 2)
+def test_cells_are_kept_and_make_the_table(said, tmp_path):
     out = tmp_path / "out"
-    lines = said(f"evaluate ddrm asyncpatch --lpips some -o {out} --data shapes")
+    lines = said(f"evaluate ddrm asyncpatch --lpips some -o {out} --data shapes --count 2 --batch 2")
     assert len(lines) == len(list(out.glob("cells/*.json"))) == 3 * len(rivals.KINDS)
     head, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in said(f"tables -o {out}")]
     assert head == ["method", "calls", "extrema", "square", "thin", "wide"]
     assert [row[:2] for row in rows] == [
-        [OURS, f"{rivals.PLAIN.steps}"],
-        [f"{OURS}, as the tool does", f"{2 * rivals.TOOL.steps}"],
+        [OURS, "50"],
+        [f"{OURS}, as the tool does", "32"],
         ["ddrm", "20"],
     ]
     assert all("%" not in text for text in rows[0])
     assert all("%" in text for row in rows[1:] for text in row[2:])
 
 
-def row(method, what, values, guidance=0.0, calls=50.0):
+def row(method, what, values, calls=50.0, **how):
     return {
-        "method": method, "what": what, "settings": {"input_guidance": guidance}, "calls": calls, "data": "d",
+        "method": method, "what": what, "settings": asdict(Settings(**how)), "calls": calls, "data": "d",
         "lpips": [sum(values) / len(values), 0.001], "each": {"lpips": values},
     }  # fmt: skip
 
 
 def test_each_difference_is_that_of_its_kind():
-    found = [row(OURS, "thin", [0.1, 0.2]), row(OURS, "wide", [0.4, 0.4]), row("mcg", "wide", [0.8, 0.8], calls=250.0)]
-    _, _, first, second = rivals.table(found)
+    plain = {"steps": 50, "batch": 3}
+    found = [
+        row("mcg", "wide", [0.8, 0.8], 250.0), row(OURS, "thin", [0.1, 0.2], **plain),
+        row(OURS, "wide", [0.1, 0.3], 250.0, steps=250, eta=1.0), row(OURS, "wide", [0.4, 0.4], **plain),
+    ]  # fmt: skip
+    _, _, first, second, third = rivals.table(found)
     assert first == "| asyncpatch | 50 |  |  | 0.1500 ± 0.0010 | 0.4000 ± 0.0010 |"
-    assert second == "| mcg | 250 |  |  |  | 0.8000 ± 0.0010 (+100.0% ± 0.0%) |"
+    assert second.startswith("| asyncpatch, 250 steps, eta 1 | 250 |  |  |  | 0.2000 ± 0.0010 (-50.0% ± ")
+    assert third == "| mcg | 250 |  |  |  | 0.8000 ± 0.0010 (+100.0% ± 0.0%) |"
+
+
+def test_slow_ways_are_asked_for():
+    given = argparse.Namespace(count=5, batch=2, slow=False)
+    few = rivals.cells(OURS, given)
+    many = rivals.cells(OURS, argparse.Namespace(count=5, batch=2, slow=True))
+    assert {each.settings.steps for each in few} == {16, 50}
+    assert {(each.settings.steps, each.settings.eta) for each in set(many) - set(few)} == {(250, 0.5), (250, 1.0)}
+    assert {(each.count, each.settings.batch) for each in many} == {(5, 2)}
 
 
 def test_what_is_missing_is_said(said, monkeypatch, tmp_path):
