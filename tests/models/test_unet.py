@@ -137,15 +137,17 @@ def test_rotary_positions_are_relative(generator):
     assert not torch.allclose(product[1, 2, 3, 5], product[1, 2, 5, 3], atol=1e-2)
 
 
-def test_doubling_and_joining_are_the_usual_ones(generator):
-    h = torch.randn(2, 3, 4, 5, generator=generator).to(memory_format=torch.channels_last).requires_grad_()
-    dy = torch.randn(2, 3, 8, 10, generator=generator)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_doubling_and_joining_are_the_usual_ones(generator, batch):
+    h = torch.randn(batch, 3, 4, 5, generator=generator).to(memory_format=torch.channels_last).requires_grad_()
+    dy = torch.randn(batch, 3, 8, 10, generator=generator)
     assert torch.equal(unet.doubled(h), functional.interpolate(h, scale_factor=2, mode="nearest"))
     (ours,) = torch.autograd.grad(unet.doubled(h), h, dy)
     (theirs,) = torch.autograd.grad(functional.interpolate(h, scale_factor=2, mode="nearest"), h, dy)
     assert torch.allclose(ours, theirs, atol=1e-6)
-    other = torch.randn(2, 2, 4, 5, generator=generator)
+    other = torch.randn(batch, 2, 4, 5, generator=generator).to(memory_format=torch.channels_last)
     joined = unet.join(h, other)
+    assert joined.stride() == (5 * 20, 1, 5 * 5, 5)  # channels last
     assert torch.equal(joined, torch.cat([h, other], 1))
     (gradient,) = torch.autograd.grad(joined, h, torch.ones_like(joined))
     assert gradient.is_contiguous(memory_format=torch.channels_last)

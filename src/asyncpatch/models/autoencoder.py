@@ -148,7 +148,7 @@ class Encoder(nn.Module, Recomputing):
             nn.ModuleList(Block(each if k else before, each) for k in range(blocks))
             for before, each in zip([wide[0], *wide], wide, strict=False)
         )
-        self.norm = Norm(wide[-1])
+        self.norm = Norm(wide[-1], activate=True)
         self.conv_out = nn.Conv2d(wide[-1], latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor, hole: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Encoder(nn.Module, Recomputing):
             h = functional.avg_pool2d(h, 2) if scale else h
             for block in blocks:
                 h = self.run(block, h, phi)
-        return self.conv_out(functional.silu(self.norm(h)))
+        return self.conv_out(self.norm(h))
 
 
 class Decoder(nn.Module, Recomputing):
@@ -172,7 +172,7 @@ class Decoder(nn.Module, Recomputing):
         self.conv_in = nn.Conv2d(latent_channels, wide[0], 3, padding=1)
         self.scales = nn.ModuleList(nn.ModuleList(Block(each, each) for _ in range(blocks)) for each in wide)
         self.enlarge = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in itertools.pairwise(wide))
-        self.norm = Norm(wide[-1])
+        self.norm = Norm(wide[-1], activate=True)
         self.conv_out = nn.Conv2d(wide[-1], out_channels, 3, padding=1)
 
     def forward(self, q: Tensor, hole: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class Decoder(nn.Module, Recomputing):
             h = self.enlarge[scale - 1](doubled(h)) if scale else h
             for block in blocks:
                 h = self.run(block, h, phi)
-        return functional.silu(self.norm(h))
+        return self.norm(h)
 
 
 class Coded(NamedTuple):

@@ -13,7 +13,8 @@ them:
     (4)  phi(t) = (1, cos(pi t), ..., cos(7 pi t), cos(pi u), ..., cos(8 pi u)),   u = t^(1/4) / (t^(1/4) + (1-t)^(1/4))
 
 where u resolves both ends of time, as the log-SNR does. W then holds cosine series over time, one per channel, and
-(1) to (3) are one pass over the activations: a fused kernel on CUDA (``film_triton``), plain torch elsewhere.
+(1) to (3) are one pass over the activations: a fused kernel on CUDA (``film_triton``), a part of the pixels at a time
+where a CPU is only asked (``film_cpu``), plain torch elsewhere.
 
 At the inner scales of a UNet phi is averaged over the pixels that were pooled together. The mean of phi says more
 than phi of the mean time: half clean, half noise is not the same as all half noisy.
@@ -27,6 +28,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from asyncpatch.models import film_cpu
 
 COSINES_T, COSINES_U = 7, 8
 TIME_FEATURES = 1 + COSINES_T + COSINES_U
@@ -58,6 +61,14 @@ def rms_norm(h: Tensor) -> Tensor:
     return h * (h.square().mean(1, keepdim=True) + EPS).rsqrt()
 
 
+def normalise(h: Tensor, gain: Tensor, *, activate: bool) -> Tensor:
+    """Equation (1), times a gain [C]; and a SiLU of it."""
+    if film_cpu.apt(h):
+        return film_cpu.norm_in_parts(h, gain, EPS, activate=activate)
+    h = (rms_norm(h) * gain.float()[:, None, None]).to(h.dtype)
+    return functional.silu(h) if activate else h
+
+
 def modulate(h: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Equations (1) and (3), for scale and shift that broadcast to [B, C, H, W]."""
     return functional.silu(rms_norm(h) * (1.0 + scale.float()) + shift.float()).to(h.dtype)
@@ -70,6 +81,8 @@ def modulate_by_field(h: Tensor, phi: Tensor, weight: Tensor, label: Tensor) -> 
         from asyncpatch.models.film_triton import fused_film
 
         return fused_film(h, phi, weight.to(h.dtype), label.to(h.dtype))
+    if film_cpu.apt(h):
+        return film_cpu.film_in_parts(h, phi.to(h.dtype), weight.to(h.dtype), label.to(h.dtype), EPS)
     with torch.autocast(h.device.type, enabled=False):  # scale and shift are summed in float32, as in the kernel
         table = weight.to(h.dtype).float().transpose(0, 1).flatten(1)  # [K, 2 C]
         field = (

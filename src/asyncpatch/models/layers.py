@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from asyncpatch.models.film import FiLM, rms_norm
+from asyncpatch.models.film import FiLM, normalise
 
 
 class Norm(nn.Module):
-    """RMS norm over the channels of each pixel, with a learned gain."""
+    """RMS norm over the channels of each pixel, with a learned gain; and a SiLU, where it is to ``activate``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, activate: bool = False) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(channels))
+        self.activate = activate
 
     def forward(self, h: Tensor) -> Tensor:
-        return (rms_norm(h) * self.gain.float()[:, None, None]).to(h.dtype)
+        return normalise(h, self.gain, activate=self.activate)
 
 
 def zeroed(layer: nn.Module) -> nn.Module:
@@ -44,14 +44,14 @@ class Block(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, label_features: int = 0) -> None:
         super().__init__()
-        self.norm = Norm(channels_in)
+        self.norm = Norm(channels_in, activate=True)
         self.conv_in = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)  # FiLM follows, which has a shift
         self.film = FiLM(channels, label_features)
         self.conv_out = zeroed(nn.Conv2d(channels, channels, 3, padding=1))
         self.skip = nn.Conv2d(channels_in, channels, 1, bias=False) if channels_in != channels else nn.Identity()
 
     def forward(self, x: Tensor, phi: Tensor, label: Tensor | None = None) -> Tensor:
-        h = self.conv_in(functional.silu(self.norm(x)))
+        h = self.conv_in(self.norm(x))
         return self.skip(x) + self.conv_out(self.film(h, phi, label))
 
 

@@ -17,7 +17,6 @@ import itertools
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
-from torch.nn import functional
 
 from asyncpatch.models.layers import Block, Norm, zeroed
 from asyncpatch.models.unet import Trunk, UNet
@@ -38,7 +37,7 @@ class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         super().__init__()
         channels = [features, *[width] * depth]
         self.layers = nn.ModuleList(Block(a, b, label_features) for a, b in itertools.pairwise(channels))
-        self.norm = Norm(channels[-1])
+        self.norm = Norm(channels[-1], activate=True)
         self.out = zeroed(nn.Conv2d(channels[-1], 1, 3, padding=1))
 
     @classmethod
@@ -52,4 +51,4 @@ class UncertaintyHead(ModelMixin, ConfigMixin):  # type: ignore[misc]
         h = trunk.h
         for layer in self.layers:
             h = layer(h, trunk.phi, trunk.label)
-        return trunk.cut(self.out(functional.silu(self.norm(h)))).float().contiguous()
+        return trunk.cut(self.out(self.norm(h))).float().contiguous()

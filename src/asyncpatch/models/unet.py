@@ -29,7 +29,7 @@ class _PackedGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
+        return x[:]  # ``view_as`` forgets how a batch of one lies in memory
 
     @staticmethod
     def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -192,7 +192,7 @@ class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
             self.up.append(layers)
             if scale:
                 self.enlarge.append(nn.Conv2d(current, current, 3, padding=1))
-        self.norm_out = Norm(current)
+        self.norm_out = Norm(current, activate=True)
         self.conv_out = zeroed(nn.Conv2d(current, out_channels, 3, padding=1))
 
     @property
@@ -213,7 +213,7 @@ class UNet(ModelMixin, ConfigMixin, Recomputing):  # type: ignore[misc]
 
     def said(self, trunk: Trunk, dtype: torch.dtype) -> Tensor:
         """The prediction, of what the trunk knows."""
-        out = self.conv_out(functional.silu(self.norm_out(trunk.h)))
+        out = self.conv_out(self.norm_out(trunk.h))
         return trunk.cut(out).to(dtype).contiguous()
 
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None, given: Tensor | None = None) -> Trunk:
