@@ -706,7 +706,6 @@ def test_masks_that_repaint_little_say_so():
     assert read_hole(255 - parts, invert=True).notes == read_hole(parts).notes
     assert read_hole(parts, invert=True).notes == ()
     assert read_hole(np.array([[0, 9]], np.uint8)).notes == ("by the mask nothing is repainted by more than 3.5 %",)
-    assert read_hole(np.array([[0, 1, 2]], np.uint8)).hole[0].tolist() == pytest.approx(np.array([[0, 1, 2]]) / 255)
     assert read_hole(np.array([[0, 64]], np.uint8)).notes == ()
     assert read_hole(np.zeros((2, 2), np.uint8), invert=True).hole.min() == 1  # black is meant
 
@@ -1172,3 +1171,174 @@ def test_a_result_is_as_readable_as_any_new_file(tmp_path):
     write(picture_from(noise(4, 4, 3)), tmp_path / "a.png")
     (tmp_path / "b").write_bytes(b"")
     assert (tmp_path / "a.png").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+# ---- What Pillow alone gets wrong, or leaves out
+
+
+def hand_tiff(width, height, strips, bits, *, channels=1, rows=None, planar=1):
+    """A little-endian TIFF made by hand, of any strips; grey, or RGB."""
+    data, places = b"", []
+    for strip in strips:
+        places.append(8 + len(data))
+        data += strip + b"\0" * (len(strip) % 2)
+    more = b""
+    start = 8 + len(data)
+    rows = rows or height
+
+    def several(values, code):
+        nonlocal more
+        packed = struct.pack(f"<{len(values)}{code}", *values)
+        if len(packed) <= 4:
+            return packed.ljust(4, b"\0")
+        more += packed
+        return struct.pack("<I", start + len(more) - len(packed))
+
+    kinds = {3: "H", 4: "I"}
+    entries = [
+        (256, 3, [width]), (257, 3, [height]), (258, 3, [bits] * channels), (259, 3, [1]),
+        (262, 3, [2 if channels == 3 else 1]), (273, 4, places), (277, 3, [channels]), (278, 4, [rows]),
+        (279, 4, [len(strip) for strip in strips]), (284, 3, [planar]),
+    ]  # fmt: skip
+    table = [
+        struct.pack("<HHI", tag, kind, len(values)) + several(values, kinds[kind]) for tag, kind, values in entries
+    ]
+    body = struct.pack("<H", len(table)) + b"".join(table) + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", start + len(more)) + data + more + body
+
+
+def test_planes_of_16_bits_are_refused_and_of_8_bits_read():
+    deep, plain = noise(4, 5, 3, dtype=np.uint16), noise(4, 5, 3)
+    planes = [deep[..., k].astype("<u2").tobytes() for k in range(3)]
+    with pytest.raises(ImageError, match="planes of their own"):
+        picture_from(hand_tiff(5, 4, planes, 16, channels=3, planar=2))
+    read = picture_from(hand_tiff(5, 4, [plain[..., k].tobytes() for k in range(3)], 8, channels=3, planar=2))
+    assert np.array_equal(read.levels, plain)
+
+
+def test_a_tiff_without_some_of_its_rows_is_damaged():
+    levels = noise(6, 7)
+    strips = [row.tobytes() for row in levels]
+    assert np.array_equal(picture_from(hand_tiff(7, 6, strips, 8, rows=1)).levels[..., 0], levels)
+    with pytest.raises(ImageError, match="rows are missing"):
+        picture_from(hand_tiff(7, 6, strips[:3], 8, rows=1))
+
+
+def test_levels_of_12_bits_are_brought_to_16():
+    read = picture_from(hand_tiff(2, 1, [bytes([0x00, 0x0F, 0xFF])], 12))  # 0 and 4095
+    assert read.levels.ravel().tolist() == [0, 65535]
+    assert any("12 bits" in each for each in read.notes)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_transparent_level_of_a_grey_png(bits):
+    level = 1
+    row = 0
+    for k in range(2):  # two pixels: the transparent level, and 0
+        row |= (level if k == 0 else 0) << (bits * (8 // bits - 1 - k) if bits < 8 else 0)
+    data = bytes([row]) if bits < 8 else bytes([level, 0])
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0))
+    body = chunk(b"tRNS", struct.pack(">H", level)) + chunk(b"IDAT", zlib.compress(b"\0" + data)) + chunk(b"IEND", b"")
+    read = picture_from(b"\x89PNG\r\n\x1a\n" + header + body)
+    assert read.alpha is not None
+    assert read.alpha.tolist() == [[0, 255]]
+    assert read.levels.ravel().tolist() == [255 // ((1 << bits) - 1), 0]
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "tiff", "webp"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_resolution_turns_with_the_picture_and_survives(suffix, orientation, tmp_path):
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    file = tmp_path / f"photo.{suffix}"
+    if suffix == "webp":  # which has no other place for it
+        tags[282], tags[283], tags[296] = 100.0, 200.0, 2
+        Image.new("RGB", (6, 4)).save(file, exif=tags)
+    else:
+        Image.new("RGB", (6, 4)).save(file, exif=tags, dpi=(100, 200))
+    read = read_picture(file)
+    upright = (100, 200) if orientation == 1 else (200, 100)
+    assert read.dpi == pytest.approx(upright, rel=1e-3)
+    for target in ("png", "tiff", "webp", "jpg"):
+        write(read, tmp_path / f"made.{target}", force=True)
+        assert read_picture(tmp_path / f"made.{target}").dpi == pytest.approx(upright, rel=1e-3)
+
+
+def test_centimetres_are_no_inches(tmp_path):
+    tags = Image.Exif()
+    tags[282], tags[283], tags[296] = 100.0, 50.0, 3
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.webp", exif=tags)
+    assert read_picture(tmp_path / "a.webp").dpi == pytest.approx((254.0, 127.0))
+
+
+def test_a_resolution_that_jpeg_cannot_hold_is_left_out(tmp_path):
+    picture = Picture(levels=noise(4, 4, 3), dpi=(70_000.0, 70_000.0))
+    assert any("resolution" in each for each in write(picture, tmp_path / "a.jpg"))
+    assert read_picture(tmp_path / "a.jpg").dpi is None
+
+
+def test_a_large_profile_comes_back_from_our_own_png(tmp_path):
+    profile = SRGB + bytes(3_000_000)
+    for dtype in (np.uint8, np.uint16):
+        write(Picture(levels=noise(4, 4, 3, dtype=dtype), profile=profile), tmp_path / "a.png", force=True)
+        before = PngImagePlugin.MAX_TEXT_CHUNK
+        assert read_picture(tmp_path / "a.png").profile == profile
+        assert before == PngImagePlugin.MAX_TEXT_CHUNK
+
+
+def test_a_preview_is_left_out_wherever_it_hides(tmp_path):
+    shown = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(shown, "JPEG")
+    for part, tag in ((None, 0x501B), (0x8769, 0x9286), (0x8769, 0x927C), (None, 65000)):
+        tags = Image.Exif()
+        tags[271] = "maker"
+        (tags if part is None else tags.get_ifd(part))[tag] = shown.getvalue()
+        Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=tags)
+        assert b"\xff\xd8\xff" in (tmp_path / "a.jpg").read_bytes()[3:]
+        read = read_picture(tmp_path / "a.jpg")
+        assert read.exif is not None
+        assert b"\xff\xd8\xff" not in read.exif
+        assert b"maker" in read.exif
+        assert any("left out" in each for each in read.notes), hex(tag)
+
+
+def test_the_size_that_exif_tells_is_left_out():
+    tags = Image.Exif()
+    tags[271] = "maker"
+    tags.get_ifd(0x8769).update({0xA002: 6, 0xA003: 4, 0x9291: "12"})
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "JPEG", exif=tags)
+    read = picture_from(file.getvalue())
+    kept = Image.Exif()
+    kept.load(read.exif)
+    assert set(kept.get_ifd(0x8769)) == {0x9291}
+
+
+def test_two_pictures_in_a_jpeg_are_said():
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4))])
+    assert any("several pictures" in each for each in picture_from(file.getvalue()).notes)
+
+
+@pytest.mark.parametrize("top", [1, 2, 8])
+def test_numbers_of_parts_are_no_levels_of_a_mask(top):
+    parts = np.zeros((6, 6), np.uint8)
+    parts[2:4] = np.linspace(0, top, 6).round()
+    for invert in (False, True):
+        with pytest.raises(ImageError, match=f"multiply it by {255 / top:.5g}"):
+            read_hole(parts, invert=invert)
+
+
+def test_a_target_is_looked_at_before_the_work_also_where_folders_are_missing(tmp_path, monkeypatch):
+    images.check_target(tmp_path / "new/deep/a.png", parents=True)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ImageError, match="there is no folder"):
+        images.check_target(tmp_path / "new/a.png")
+    with pytest.raises(ImageError, match="suffix"):
+        images.check_target(tmp_path / "new/a.bmp", parents=True)
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ImageError, match="there is no folder"):
+        images.check_target(tmp_path / "file/a.png", parents=True)
+    monkeypatch.setattr(os, "access", lambda path, how: False)  # as for who is not root
+    with pytest.raises(ImageError, match="may not write"):
+        images.check_target(tmp_path / "new/a.png", parents=True)

@@ -7,6 +7,7 @@ All four are one thing, a plan (`plans.Plan`) of pictures with holes. They are c
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from asyncpatch import plans, shipped
 from asyncpatch.adaptive import LookAhead, schedule_from
 from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
 from asyncpatch.guidance import Guided, drop_label, renoise
-from asyncpatch.images import ImageError, Picture
+from asyncpatch.images import ImageError, Picture, check_target, numbered, write
 from asyncpatch.models.autoencoder import PART, Autoencoder
 from asyncpatch.models.denoiser import Compiled
 from asyncpatch.models.folder import HEAD, INDEX, Model, codec_of
@@ -83,14 +84,26 @@ class Made:
     """Pictures, the seeds that made them, and what there is to say about it."""
 
     pictures: list[Picture]
-    """With bit depth, transparency, colour profile and EXIF of the input; ``asyncpatch.images.write`` keeps them."""
+    """With bit depth, transparency, colour profile and EXIF of the input, which ``save`` keeps."""
     seeds: list[int]
     notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> list[Image.Image]:
-        """As Pillow pictures."""
+        """As Pillow pictures, whose own ``save`` keeps neither EXIF and resolution nor 16 bits of colour."""
         return [picture.image() for picture in self.pictures]
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
+        """Writes them with all that they carry, as `images.write` does; several as NAME-1.png, NAME-2.png, ...
+
+        Returns the files. One that exists is overwritten only with ``force``.
+        """
+        files = [Path(path)] if len(self.pictures) == 1 else numbered(Path(path), len(self.pictures))
+        for file in files:
+            check_target(file, force=force)
+        for picture, file in zip(self.pictures, files, strict=True):
+            write(picture, file, force=force)
+        return files
 
 
 class AsyncPatchPipeline(DiffusionPipeline):

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def generation(
     seed: int | None = None, **settings: Any,
 ) -> Plan:  # fmt: skip
     """New pictures: everything is hole."""
-    height, width = size or (model.resolution, model.resolution)
+    height, width = _sides(size, (model.resolution, model.resolution))
     for name, side in (("height", height), ("width", width)):
         checks.at_least(name, side, 8)
     nothing, everywhere = images.blank(height, width), torch.ones(1, height, width)
@@ -135,7 +135,7 @@ def texture(
     if hole is not None:
         missing, more = read_hole(hole, given.size, invert=invert)
         notes += more
-    height, width = size or given.size
+    height, width = _sides(size, given.size)
     down, across = height - given.height, width - given.width
     if down < 0 or across < 0:
         raise ImageError(
@@ -167,10 +167,13 @@ def number_of(name: str | int | None, labels: tuple[str, ...]) -> int:
     """The number of a label, by its name or number; None is no label."""
     if name is None:
         return NULL_LABEL
-    if isinstance(name, int):
+    if isinstance(name, SupportsIndex) and not isinstance(name, bool):  # numpy has integers of its own
+        name = name.__index__()
         if NULL_LABEL <= name < len(labels):
             return name
         raise ValueError(f"label must be below {len(labels)} (-1 for none), got {name}")
+    if not isinstance(name, str):
+        raise ValueError(f"label must be a name or a number, got {name!r}")
     if not labels:
         raise ValueError(f"label {name!r}: this model knows no labels")
     lower = [each.lower() for each in labels]
@@ -202,6 +205,15 @@ def ordered(name: str) -> tuple[Callable[[int, int, int], Tensor], int] | None:
     if kind not in ORDERS or not side.isdecimal() or not int(side):
         return None
     return ORDERS[kind], int(side)
+
+
+def _sides(size: object, usual: tuple[int, int]) -> tuple[int, int]:
+    """Height and width."""
+    if size is None:
+        return usual
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise ValueError(f"size must be (height, width), got {size!r}")
+    return size[0], size[1]
 
 
 def _painted(settings: dict[str, Any]) -> tuple[dict[str, Any], Picture | None]:

@@ -189,9 +189,7 @@ class Request:
         return (
             "from asyncpatch.pipelines import AsyncPatchPipeline\n\n"
             f"pipe = AsyncPatchPipeline.{opened}\n"
-            f"made = pipe.{self.tool}({', '.join(values)})\n"
-            "for seed, image in zip(made.seeds, made.images):\n"
-            '    image.save(f"out-{seed}.png")\n'
+            f"pipe.{self.tool}({', '.join(values)}).save('out.png')\n"
         )
 
     def _masked(self, names: Given) -> bool:

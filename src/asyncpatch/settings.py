@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -64,14 +65,16 @@ class Settings:
         if self.eta and self.solver != "ddim":
             raise ValueError(f"eta is DDIM's, and the solver {self.solver}: give solver ddim with it")
         for name in ("class_guidance", "input_guidance"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, and finite, got {getattr(self, name)}")
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Settings:
         """From keyword arguments; an unknown one is named. In place of steps there may be ``quality``, a word of
         QUALITIES, or ``calls``: as many steps as these questions to the network do for."""
         known = [each.name for each in fields(cls)]
+        if given.get("calls") is not None:
+            check("calls", given["calls"], int)
         for name in given:
             if name not in (*known, *STEPS_BY):
                 raise TypeError(f"unknown setting {name!r}; there are {', '.join(known)}, and {' and '.join(STEPS_BY)}")
@@ -95,7 +98,7 @@ class Settings:
 
 def settings_of(quality: str) -> dict[str, Any]:
     """What a word of QUALITIES stands for."""
-    if quality not in QUALITIES:
+    if not isinstance(quality, str) or quality not in QUALITIES:
         raise ValueError(f"quality must be {', '.join(QUALITIES)}; got {quality!r}")
     return QUALITIES[quality][0]
 

@@ -225,3 +225,84 @@ def test_each_picture_gets_its_model(here, two_ship):
         made = {folder: np.asarray(Image.open(here / folder / name)).astype(int) for folder in ("out", right, wrong)}
         assert np.abs(made["out"] - made[right]).max() <= 1  # in other batches, other rounding
         assert np.abs(made["out"] - made[wrong]).max() > 10
+
+
+def test_a_mask_is_never_overwritten(here, run):
+    for folder in ("photos", "masks"):
+        (here / folder / "masks").mkdir()
+        Image.new("L", (60, 40), 255).save(here / folder / "masks/d.png")
+    for output in (".", "masks/new"):  # ./masks/d.png would be a mask; in the other folder results would become masks
+        done = run("photos", "--masks", "masks", "-o", output, "--force")
+        assert done.exit_code == 2
+        assert "inputs are never overwritten" in done.stderr
+    assert np.asarray(Image.open(here / "masks/masks/d.png")).min() == 255
+
+
+def test_results_may_go_around_the_photos(here, run):
+    done = run("photos", "--masks", "masks", "-o", ".")
+    assert done.exit_code == 0, done.output
+    assert (here / "a.png").is_file()
+    assert (here / "deep/c.png").is_file()
+
+
+def test_a_mask_beside_the_photos_is_no_photo(here, run):
+    Image.new("L", (30, 24), 255).save(here / "photos/mask.png")
+    run("photos", "--mask", "photos/mask.png", "-o", "out")
+    assert "mask.png" not in names(here / "out")
+    assert "a.png" in names(here / "out")
+
+
+def test_all_kinds_of_pictures_are_found(here, run):
+    levels = np.asarray(Image.open(here / "photos/a.png").convert("L"))
+    Image.fromarray(levels).save(here / "photos/grey.pgm")
+    Image.open(here / "masks/a.png").save(here / "masks/grey.pgm")
+    assert run("photos", "--masks", "masks", "-o", "out").exit_code == 0
+    assert "grey.png" in names(here / "out")
+
+
+def test_one_that_needs_too_much_memory_does_not_stop_the_rest(here, run, monkeypatch):
+    from asyncpatch.pipelines import AsyncPatchPipeline
+
+    whole = AsyncPatchPipeline.plan_inpaint
+
+    def sometimes(self, picture, **options):
+        if str(picture).endswith("d.png"):
+            raise MemoryError
+        return whole(self, picture=picture, **options)
+
+    monkeypatch.setattr(AsyncPatchPipeline, "plan_inpaint", sometimes)
+    done = run("photos", "--masks", "masks", "-o", "out")
+    assert done.exit_code == 1
+    assert "d.png: there is not enough memory" in " ".join(done.stderr.split())
+    assert names(here / "out") == ["a.png", "b.png", "deep/c.png", "e.png"]
+
+
+def test_large_pictures_are_worked_on_fewer_at_a_time(here, run, monkeypatch):
+    from asyncpatch.cli import folders
+    from asyncpatch.pipelines import AsyncPatchPipeline
+
+    whole, together = AsyncPatchPipeline.run, []
+
+    def counted(self, plan, watch=None):
+        together.append(len(plan.tasks))
+        return whole(self, plan, watch)
+
+    monkeypatch.setattr(AsyncPatchPipeline, "run", counted)
+    monkeypatch.setattr(folders, "PIXELS_AT_ONCE", 24 * 30 + 40 * 60)
+    assert run("photos", "--masks", "masks", "-o", "out").exit_code == 0
+    assert together == [2, 2, 1]  # a and b, c and d, e
+
+
+def test_notes_of_writing_are_told_and_counted_once(here, run):
+    profile = bytearray(128)
+    profile[16:20] = b"CMYK"
+    for path in (here / "photos").rglob("*.png"):
+        Image.open(path).save(path, icc_profile=bytes(profile))
+    done = run("photos", "--masks", "masks", "-o", "out")
+    assert "was left out (3 of 5 pictures)" in " ".join(done.stderr.split())
+
+
+def test_a_shard_of_nothing_says_so(here, run):
+    done = run("photos", "--masks", "masks", "-o", "out", "--shard", "6/7")
+    assert done.exit_code == 0
+    assert "none of the 5 pictures" in done.stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,22 +15,23 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asyncpatch.cli.pictures import Job, is_folder, numbered
-from asyncpatch.images import ImageError, write
+from asyncpatch.cli.pictures import Job, is_folder
+from asyncpatch.data.sources import PICTURES
+from asyncpatch.images import ImageError, numbered, write
+from asyncpatch.machine import is_out_of_memory
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.plans import Plan
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".avif", ".jp2", ".qoi"}
-AT_ONCE = 16
-"""Pictures that are worked on together."""
+AT_ONCE, PIXELS_AT_ONCE = 16, 1 << 26
+"""Pictures that are worked on together, at most, and after how many pixels no more are added."""
 
 
 def pictures_in(folder: Path, *but: Path) -> list[Path]:
-    """All pictures below a folder, but for what is hidden, and for some folders in it."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    """All pictures below a folder, but for what is hidden, and for some files and folders in it."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES and path.is_file())
     seen = (path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-    left_out = {each.resolve() for each in but}
-    return sorted(path for path in seen if not left_out & set(path.resolve().parents))
+    left_out = {each.resolve() for each in but} - {folder.resolve(), *folder.resolve().parents}
+    return sorted(path for path in seen if not left_out & {path.resolve(), *path.resolve().parents})
 
 
 def inpaint_folder(
@@ -45,48 +49,51 @@ def inpaint_folder(
         raise ValueError(f"--masks must be a folder, got {masks}; {what}")
     if job.output is None or not is_folder(job.output) or job.grid or job.gif or job.rank:
         raise ValueError("for a folder of pictures give -o, a folder; --grid, --gif and --rank are for one picture")
-    if job.output.resolve() == folder.resolve() or (masks is not None and job.output.resolve() == masks.resolve()):
+    output = job.output.resolve()
+    if output == folder.resolve() or (masks is not None and masks.resolve() in (output, *output.parents)):
         raise ValueError(f"{job.output}: is an input, and inputs are never overwritten; choose another folder")
-    everything = pictures_in(folder, job.output, *([masks] if masks else []))
+    beside = [*([mask] if mask else []), *job.own_inputs]
+    everything = pictures_in(folder, job.output, *([masks] if masks else []), *beside)
     if not everything:
         raise ValueError(f"{folder}: there are no pictures in it")
     targets = _targets(everything, folder, job)
-    inputs = {path.resolve() for path in [*everything, *([mask] if mask else []), *job.own_inputs]}
+    drawn = _masks_in(masks) if masks is not None else {}
+    inputs = {path.resolve() for path in itertools.chain(everything, beside, *drawn.values())}
     if clash := [file for files in targets.values() for file in files if file.resolve() in inputs]:
         raise ValueError(f"{clash[0]}: is an input, and inputs are never overwritten; choose another folder")
     mine = everything[shard[0] :: shard[1]]
-    todo = [path for path in mine if job.force or not all(file.exists() for file in targets[path])]
-    if len(todo) < len(mine):
+    todo = [path for path in mine if job.force or not all(file.is_file() for file in targets[path])]
+    if not mine:
+        typer.echo(f"none of the {len(everything)} pictures is this shard's", err=True)
+    elif len(todo) < len(mine):
         typer.echo(f"{len(mine) - len(todo)} of {len(mine)} pictures are there already", err=True)
     if not todo:
         return
-    drawn = _masks_in(masks) if masks is not None else {}
     shelf = job.shelf()
     # a plan of nothing: it draws the seed, which is then the same for all, and refuses what is wrong for all
     nothing = shelf.choose(lambda pipeline: pipeline.plan_generate(**job.chosen), job.label)
     seed = nothing.plan.tasks[0].seeds[0]
     failed, notes, served = dict[Path, str](), Counter[str](), Counter[str]()
     typer.echo(f"seed {seed}", err=True)
+
+    def planned() -> Iterator[tuple[Path, str, Plan]]:
+        for path in todo:
+            with _stops_no_other(path, failed):
+                hole = mask or _mask_of(path.relative_to(folder), drawn, masks)
+                how = {**shape, **job.chosen, "seed": seed}
+                plan_ = partial(AsyncPatchPipeline.plan_inpaint, picture=path, hole=hole, **how)
+                name, _, plan = shelf.choose(plan_, job.label)
+                yield path, name, plan
+
     columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=len(todo))
-        for first in range(0, len(todo), AT_ONCE):
-            some = todo[first : first + AT_ONCE]
-            ready = dict[str, dict[Path, Plan]]()
-            for path in some:
-                try:
-                    hole = mask or _mask_of(path.relative_to(folder), drawn, masks)
-                    how = {**shape, **job.chosen, "seed": seed}
-                    plan_ = partial(AsyncPatchPipeline.plan_inpaint, picture=path, hole=hole, **how)
-                    name, _, plan = shelf.choose(plan_, job.label)
-                    ready.setdefault(name, {})[path] = plan
-                    notes.update(plan.notes)
-                except (ImageError, OSError) as error:
-                    failed[path] = str(error) if str(path) in str(error) else f"{path}: {error}"
-            for name, plans in ready.items():
-                failed |= _finish(shelf[name], plans, targets, job.force)
-                served[name] += len(plans)
-            progress.advance(bar, len(some))
+        for some in _together(planned()):
+            for name in dict.fromkeys(name for _, name, _ in some):
+                ready = {path: plan for path, its, plan in some if its == name}
+                _finish(shelf[name], ready, targets, job.force, failed, notes)
+                served[name] += len(ready)
+            progress.update(bar, completed=1 + todo.index(some[-1][0]))
     for note, times in notes.items():
         typer.echo(f"note: {note} ({times} of {len(todo)} pictures)", err=True)
     if len(shelf.about) > 1:
@@ -99,32 +106,56 @@ def inpaint_folder(
         raise typer.Exit(1)
 
 
+@contextmanager
+def _stops_no_other(path: Path, failed: dict[Path, str]) -> Iterator[None]:
+    """What is wrong with a picture is noted, and the rest goes on."""
+    try:
+        yield
+    except (ImageError, OSError) as error:
+        failed[path] = str(error) if str(path) in str(error) else f"{path}: {error}"
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        failed[path] = f"{path}: there is not enough memory for it; make it smaller first"
+
+
+def _together(planned: Iterable[tuple[Path, str, Plan]]) -> Iterator[list[tuple[Path, str, Plan]]]:
+    """Some at a time: AT_ONCE, or fewer if they are large."""
+    some, pixels = list[tuple[Path, str, Plan]](), 0
+    for each in planned:
+        some.append(each)
+        pixels += each[2].tasks[0].hole.numel()
+        if len(some) == AT_ONCE or pixels >= PIXELS_AT_ONCE:
+            yield some
+            some, pixels = [], 0
+    if some:
+        yield some
+
+
 def _finish(
-    pipeline: AsyncPatchPipeline, ready: dict[Path, Plan], targets: dict[Path, list[Path]], force: bool
-) -> dict[Path, str]:
-    """Fills and writes; what went wrong, by picture."""
-    if not ready:
-        return {}
+    pipeline: AsyncPatchPipeline, ready: dict[Path, Plan], targets: dict[Path, list[Path]], force: bool,
+    failed: dict[Path, str], notes: Counter[str],
+) -> None:  # fmt: skip
+    """Fills and writes; what went wrong, by picture, and what there is to say is added to ``failed`` and ``notes``."""
     plans = list(ready.values())
     together = replace(plans[0], tasks=[plan.tasks[0] for plan in plans])
-    failed: dict[Path, str] = {}
     try:
         results = pipeline.run(together)
-    except (ValueError, FloatingPointError, RuntimeError) as error:
+    except (ValueError, FloatingPointError, RuntimeError, MemoryError) as error:
         if len(ready) == 1:
-            return {next(iter(ready)): f"{next(iter(ready))}: {error}"}
+            failed |= {path: f"{path}: {error or 'there is not enough memory for it'}" for path in ready}
+            return
         for path, plan in ready.items():  # one of them is to blame
-            failed |= _finish(pipeline, {path: plan}, targets, force)
-        return failed
-    for path, made in zip(ready, results, strict=True):
-        try:
+            _finish(pipeline, {path: plan}, targets, force, failed, notes)
+        return
+    for (path, plan), made in zip(ready.items(), results, strict=True):
+        said = set(plan.notes)
+        with _stops_no_other(path, failed):
             for picture, file in zip(made.pictures, targets[path], strict=True):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if force or not file.exists():
-                    write(picture, file, force=force, inputs=[path])
-        except (ImageError, OSError) as error:
-            failed[path] = str(error)
-    return failed
+                    said.update(write(picture, file, force=force, inputs=[path]))
+        notes.update(said)
 
 
 def _targets(everything: list[Path], folder: Path, job: Job) -> dict[Path, list[Path]]:

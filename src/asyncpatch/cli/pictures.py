@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,18 +131,18 @@ class Job:
 
     def targets(self, name: str, inputs: Sequence[Path] = ()) -> list[Path]:
         """The files that will be written, of which ``name`` is the default; that they may be is looked at here."""
-        from asyncpatch.images import check_target
+        from asyncpatch.images import check_target, numbered
 
         output = self.output or Path(name)
         if is_folder(output):
             output = output / name
         count = 1 if self.grid else self.n
         files = [output] if count == 1 else numbered(output, count)
+        check = partial(check_target, force=self.force, inputs=[*inputs, *self.own_inputs], parents=True)
         for file in files:
-            if file.parent.is_dir() or not is_folder(file.parent):  # else it will be made
-                check_target(file, force=self.force, inputs=[*inputs, *self.own_inputs])
+            check(file)
         if self.gif:
-            check_target(self.gif, force=self.force, inputs=[*inputs, *self.own_inputs], suffixes=[".gif"])
+            check(self.gif, suffixes=[".gif"])
         return files
 
     @property
@@ -162,7 +163,8 @@ class Job:
         if self.rank:
             made = ranked(pipeline, plan, made)
         pictures = [picture_from(contact_sheet(plan, made))] if self.grid else made.pictures
-        files[0].parent.mkdir(parents=True, exist_ok=True)
+        for file in (files[0], *([self.gif] if self.gif else [])):
+            file.parent.mkdir(parents=True, exist_ok=True)
         for picture, file in zip(pictures, files, strict=True):
             notes += write(picture, file, force=self.force, inputs=[*inputs, *self.own_inputs])
         if frames is not None and self.gif:
@@ -233,11 +235,6 @@ def is_folder(path: Path) -> bool:
     if path.exists():
         return path.is_dir()
     return not path.suffix
-
-
-def numbered(file: Path, count: int) -> list[Path]:
-    digits = len(str(count))
-    return [file.with_name(f"{file.stem}-{k:0{digits}d}{file.suffix}") for k in range(1, count + 1)]
 
 
 def contact_sheet(plan: Plan, made: Made) -> Any:

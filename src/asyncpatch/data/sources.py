@@ -18,7 +18,11 @@ from typing import IO, NamedTuple, Protocol
 
 from asyncpatch.protocols import NULL_LABEL
 
-PICTURES = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
+PICTURES = {
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+    ".avif", ".jp2", ".j2k", ".qoi",
+}  # fmt: skip
+"""Suffixes of picture files."""
 SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "test")}
 
 

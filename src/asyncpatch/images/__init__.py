@@ -15,21 +15,18 @@ the user to read.
 
 from __future__ import annotations
 
-from asyncpatch.images.decoding import READABLE as READABLE
 from asyncpatch.images.holes import feather as feather
 from asyncpatch.images.holes import grow as grow
 from asyncpatch.images.picture import PIXELS as PIXELS
 from asyncpatch.images.picture import ImageError as ImageError
 from asyncpatch.images.picture import Picture as Picture
-from asyncpatch.images.reading import SNAP as SNAP
-from asyncpatch.images.reading import ReadHole as ReadHole
 from asyncpatch.images.reading import blank as blank
 from asyncpatch.images.reading import picture_from as picture_from
 from asyncpatch.images.reading import read_hole as read_hole
 from asyncpatch.images.reading import read_picture as read_picture
 from asyncpatch.images.reading import read_text as read_text
-from asyncpatch.images.writing import WRITABLE as WRITABLE
 from asyncpatch.images.writing import check_target as check_target
+from asyncpatch.images.writing import numbered as numbered
 from asyncpatch.images.writing import png_of as png_of
 from asyncpatch.images.writing import write as write
 from asyncpatch.images.writing import write_bytes as write_bytes

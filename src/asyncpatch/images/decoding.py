@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 from asyncpatch.images.picture import (
     ImageError,
@@ -30,15 +30,20 @@ READABLE = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "AVIF", "JPEG200
 """What is read. Not all that Pillow knows: some of its readers start other programs or have no signature."""
 
 _ORIENTATION, _EXIF_PART, _GPS_PART, _INTEROP_PART = 0x0112, 0x8769, 0x8825, 0xA005
-_PHOTOMETRIC, _ACROSS, _DOWN = 262, 282, 283
+_ACROSS, _DOWN, _UNIT = 282, 283, 296
+_PER_INCH = {2: 1.0, 3: 2.54}
+_LENGTH, _BITS, _PHOTOMETRIC, _OFFSETS, _ROWS, _PLANAR = 257, 258, 262, 273, 278, 284
 # Tags of a TIFF that say how its pixels are stored: no more true of the picture that is written. The resolution
 # (282, 283, 296) and the profile (34675) travel by themselves, and a thumbnail would show what was painted over.
 _STRUCTURE = (
     *range(254, 260), 262, 263, 266, _ORIENTATION, 273, 277, 278, 279, 282, 283, 284, 296, 301, 317, 318, 319, 320, 322,
     323, 324, 325, 330, 338, 339, 347, 513, 514, 529, 530, 531, 532, 34675,
 )  # fmt: skip
-# So would these tags; a maker's note does where it holds a preview.
-_SHOWING, _MAKERS_NOTE = {700: "XMP", 34377: "Photoshop's resources", 37724: "Photoshop's layers"}, 0x927C
+# So would these tags; others do where they hold a JPEG.
+_SHOWING = {700: "XMP", 34377: "Photoshop's resources", 37724: "Photoshop's layers"}
+_JPEG = b"\xff\xd8\xff"
+_SIZE = (0xA002, 0xA003)  # width and height, as they were before it was turned or extended
+_TEXT = 1 << 26  # bytes of a PNG's text or profile, unpacked: Pillow would refuse more than one megabyte
 _LOCK = threading.RLock()
 
 
@@ -103,18 +108,24 @@ def _decode(
         require_pixels(name, image.height, image.width, limit)
         if size is not None and sorted(size) != sorted(image.size):
             same_size(name, (image.height, image.width), size)
+        if image.format == "TIFF" and file is not None:
+            _check_tiff(image, name)
         deep = _other_bytes(image) if file else None
         shallow = file is not None and deep is None and _deeper_than_read(image)
+        spread = _spread(image) if file else 1
+        turned = image.format == "TIFF" and _orientation(image) >= 5  # which Pillow does to it, not to its resolution
         image.load()
         exif, orientation = _exif(image, notes, unkept)
         key = image.info.get("transparency")
+        if isinstance(key, int) and spread > 1:
+            image.info["transparency"] = key = key * spread
         levels: NDArray[Any]
         alpha: NDArray[Any] | None
         if deep is not None:
             levels, alpha = _sixteen(image, source(), deep, key)
         else:
             levels, alpha = _unpacked(image, key, name, notes)
-        if file is not None and image.format in ("GIF", "PNG", "WEBP", "TIFF", "AVIF") and _is_animated(image):
+        if file is not None and image.format in ("GIF", "PNG", "WEBP", "TIFF", "AVIF", "MPO") and _is_animated(image):
             notes.append("it holds several pictures: the first one is used")
         if shallow:
             notes.append("it has more than 8 bits a colour, and was read at 8")
@@ -126,7 +137,7 @@ def _decode(
         )
         dpi = _dpi(image)
         chunks = _chunks(image, file)
-    if dpi is not None and orientation >= 5:
+    if dpi is not None and (turned or orientation >= 5):
         dpi = dpi[1], dpi[0]
     return Decoded(
         _upright(levels, orientation),
@@ -145,12 +156,13 @@ def _decode(
 def guarded(name: str, limit: int, file: IO[bytes] | None) -> Iterator[list[warnings.WarningMessage]]:
     """Whatever a decoder does with a hostile file, it is an ImageError. Its warnings are collected.
 
-    Pillow's limit and the filters of warnings are the process's: one thread at a time is in here.
+    Pillow's limits and the filters of warnings are the process's: one thread at a time is in here.
     """
     with _LOCK, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        before = Image.MAX_IMAGE_PIXELS
+        before = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
         Image.MAX_IMAGE_PIXELS = limit  # some readers allocate before the size can be looked at
+        PngImagePlugin.MAX_TEXT_CHUNK = _TEXT
         try:
             yield said
         except ImageError:
@@ -171,7 +183,7 @@ def guarded(name: str, limit: int, file: IO[bytes] | None) -> Iterator[list[warn
         except Exception as error:  # decoders raise struct.error, KeyError, EOFError, SyntaxError, zlib.error, ...
             raise ImageError(f"{name}: the file is damaged or cut short ({error}); get it anew") from error
         finally:
-            Image.MAX_IMAGE_PIXELS = before
+            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = before
 
 
 def _unpacked(image: Image.Image, key: Any, name: str, notes: list[str]) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -211,8 +223,13 @@ def _deep_grey(image: Image.Image, key: Any, name: str, notes: list[str]) -> tup
         array = (array.astype(np.float64) * 65535.0).round()
     elif low < 0 or high > 65535:
         raise ImageError(f"{name}: holds levels from {low:g} to {high:g}; save it with 8 or 16 bits")
+    tags = getattr(image, "tag_v2", {})
+    bits = tags.get(_BITS, (16,))[0]
+    if 8 < bits < 16:
+        notes.append(f"levels of {bits} bits were scaled to 16")
+        array = (array.astype(np.float64) * (65535.0 / ((1 << bits) - 1))).round()
     levels = array.astype(np.uint16)
-    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow knows of 8 bits alone
+    if tags.get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow knows of 8 bits alone
         levels = 65535 - levels
     alpha = np.where(levels == key, 0, 65535).astype(np.uint16) if isinstance(key, int) else None
     return levels[..., None], alpha
@@ -220,6 +237,23 @@ def _deep_grey(image: Image.Image, key: Any, name: str, notes: list[str]) -> tup
 
 def _raw_mode(tile: Any) -> Any:
     return tile.args if isinstance(tile.args, str) else tile.args[0] if tile.args else None
+
+
+def _check_tiff(image: Image.Image, name: str) -> None:
+    """Refuse what Pillow would read wrong without a word."""
+    tags: Any = image.tag_v2  # type: ignore[attr-defined]
+    planes = len(image.getbands()) if tags.get(_PLANAR) == 2 else 1
+    if planes > 1 and max(tags.get(_BITS, (8,))) > 8:
+        raise ImageError(f"{name}: its colours of 16 bits lie in planes of their own; save it interleaved, or as PNG")
+    rows = tags[_LENGTH]
+    if _OFFSETS in tags and len(tags[_OFFSETS]) < planes * -(-rows // min(tags.get(_ROWS, rows), rows)):
+        raise ImageError(f"{name}: the file is damaged or cut short (rows are missing); get it anew")
+
+
+def _spread(image: Image.Image) -> int:
+    """By what Pillow multiplies levels of 2 and 4 bits, though not the one that is transparent."""
+    raws = {_raw_mode(tile) for tile in getattr(image, "tile", ())} if image.format == "PNG" else set()
+    return {"L;2": 85, "L;4": 17}.get(raws.pop(), 1) if len(raws) == 1 else 1
 
 
 def _other_bytes(image: Image.Image) -> str | None:
@@ -292,8 +326,7 @@ def _exif(image: Image.Image, notes: list[str], unkept: list[str]) -> tuple[byte
         tags = image.getexif()
         if not len(tags):
             return None, 1
-        orientation = tags.get(_ORIENTATION, 1)
-        orientation = orientation if orientation in range(1, 9) else 1
+        orientation = _orientation(image)
     except Exception:  # a damaged block is no reason to refuse the pixels
         notes.append("its EXIF block is damaged and was left out")
         return None, 1
@@ -305,12 +338,13 @@ def _exif(image: Image.Image, notes: list[str], unkept: list[str]) -> tuple[byte
                 kept[tag] = value
         for part in (_EXIF_PART, _GPS_PART):  # directories of their own
             if part in kept:
-                kept[part] = dict(tags.get_ifd(part))
+                kept[part] = {tag: value for tag, value in tags.get_ifd(part).items() if tag not in _SIZE}
         showing = [what for tag, what in _SHOWING.items() if kept.pop(tag, None) is not None]
-        makers = kept.get(_EXIF_PART, {}).get(_MAKERS_NOTE)
-        if isinstance(makers, bytes) and b"\xff\xd8\xff" in makers:  # the beginning of a JPEG
-            del kept[_EXIF_PART][_MAKERS_NOTE]
-            showing.append("the maker's note")
+        for tags_of in (kept, *(kept[part] for part in (_EXIF_PART, _GPS_PART) if part in kept)):
+            for tag, value in list(tags_of.items()):
+                if isinstance(value, bytes) and _JPEG in value:
+                    del tags_of[tag]
+                    showing.append(_called(tag))
         if showing:
             unkept.append(f"left out, for it may show what is painted over: {', '.join(showing)}")
         if _INTEROP_PART in kept.get(_EXIF_PART, {}):
@@ -319,6 +353,20 @@ def _exif(image: Image.Image, notes: list[str], unkept: list[str]) -> tuple[byte
     except Exception:
         notes.append("its EXIF block is damaged and was left out")
         return None, orientation
+
+
+def _called(tag: int) -> str:
+    """A tag, in words."""
+    return {0x927C: "the maker's note", 0x9286: "a comment"}.get(tag, f"the tag {tag:#06x}")
+
+
+def _orientation(image: Image.Image) -> int:
+    """By which of eight ways the picture is stored. (Of a TIFF Pillow says 1 when it has turned it, in loading.)"""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return found if found in range(1, 9) else 1
 
 
 def _upright(array: NDArray[Any], orientation: int) -> NDArray[Any]:
@@ -337,8 +385,12 @@ def _dpi(image: Image.Image) -> tuple[float, float] | None:
     if tags is not None and not (_ACROSS in tags and _DOWN in tags):  # Pillow says 1 where a TIFF says nothing
         return None
     try:
-        across, down = (float(each) for each in image.info["dpi"])
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        said = image.info.get("dpi")
+        if said is None:  # WebP and AVIF have no other place for it
+            exif = image.getexif()
+            said = [float(exif[tag]) * _PER_INCH[exif.get(_UNIT, 2)] for tag in (_ACROSS, _DOWN)]
+        across, down = (float(each) for each in said)
+    except Exception:  # whatever stands there, or a damaged block, is no reason to refuse the pixels
         return None
     return (across, down) if all(math.isfinite(each) and 0 < each < 1e6 for each in (across, down)) else None
 

@@ -28,7 +28,7 @@ from asyncpatch.images.picture import (
 SNAP = 16
 """Of 255: how near to black or white a level of a lossy mask counts as black or white."""
 
-_FAINT = 8.5 / 255  # a mask of one or two levels, none of them brighter, is not meant to be so dark
+_FAINT = 8.5 / 255  # a mask of which nothing is brighter is not meant to be so dark
 
 
 class ReadHole(NamedTuple):
@@ -114,8 +114,8 @@ def read_hole(
     in [0, 1]; [H, W] or as `picture_from` takes them) or a tensor ([H, W], [1, H, W] or [1, 1, H, W]; bool, or floating
     point in [0, 1]).
 
-    - A mask of levels 0 and 1 of 255, or 0 and 255 of 65535, as programs that cut pictures into parts write them, is an
-      error: nothing in it is white.
+    - A mask of levels 0, 1, 2, ... of 255, or up to 255 of 65535, as programs that cut pictures into parts write them,
+      is an error: nothing in it is white.
     - Of a coloured mask the brightness (luma) counts, and that is said.
     - Of a mask with transparency, when all that shows has one colour, the alpha counts, whatever the colour: strokes
       on a transparent sheet, as brushes export them. With several colours their brightness counts, and what is
@@ -219,9 +219,9 @@ def _whiteness(read: Decoded, name: str, invert: bool, notes: list[str]) -> NDAr
 
 
 def _bright_enough(name: str, white: NDArray[np.float32], full: float) -> None:
-    """Levels of 0 and 1 that were meant as black and white."""
-    low, high = float(white.min()), float(white.max())
-    if 0.0 < high <= _FAINT and ((white == low) | (white == high)).all():
+    """Refuse numbers of parts that were taken for levels."""
+    high = float(white.max())
+    if 0.0 < high <= _FAINT:
         raise ImageError(
             f"{name}: its brightest level is {high * full:.5g} of {full:.5g}, which is as good as black: multiply it "
             f"by {1.0 / high:.5g}, so that it is white ({full:.5g})"

@@ -8,11 +8,13 @@ import secrets
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from PIL import ExifTags, Image, TiffImagePlugin
 from PIL.PngImagePlugin import PngInfo
 
 from asyncpatch.images.picture import (
@@ -42,8 +44,10 @@ def check_target(
     force: bool = False,
     inputs: Iterable[str | os.PathLike[str]] = (),
     suffixes: Iterable[str] = tuple(WRITABLE),
+    parents: bool = False,
 ) -> None:
-    """Raises the ImageError that `write` would raise for this path: to be asked before the work, not after."""
+    """Raises the ImageError that `write` would raise for this path: to be asked before the work, not after.
+    ``parents``: folders that are missing will have been made."""
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         came = f"the suffix {path.suffix!r}" if path.suffix else "no suffix"
@@ -56,8 +60,13 @@ def check_target(
                 raise ImageError(f"{path}: is an input, and inputs are never overwritten; choose another name")
         if path.is_dir():
             raise ImageError(f"{path}: is a folder; name a file in it")
-        if not path.parent.is_dir():
-            raise ImageError(f"{path}: there is no folder {path.parent}; make it first")
+        folder = path.parent
+        while parents and not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir():
+            raise ImageError(f"{path}: there is no folder {folder}; make it first")
+        if not os.access(folder, os.W_OK):
+            raise ImageError(f"{path}: cannot be written: you may not write into {folder}")
         os.lstat(path)
         if not force:
             raise ImageError(f"{path}: exists already; choose another name, or overwrite it with --force (force=True)")
@@ -80,7 +89,7 @@ def write(
     """Writes a picture in the format that the suffix says, and returns notes on what the format could not keep.
 
     PNG, WebP and TIFF are lossless here: every level comes back as it was. PNG keeps 16 bits of everything, TIFF of
-    opaque grey, WebP of nothing (and no resolution); the rest is rounded to 8 bits. JPEG, at quality 95 and full
+    opaque grey, WebP of nothing; the rest is rounded to 8 bits. JPEG, at quality 95 and full
     colour resolution, **cannot keep pixels exact**, and has no transparency (it is laid over white). Profile, EXIF and
     resolution are kept where the format has a place for them. A PNG's chunks on its colours, and ``text``, notes by
     their keys, go into PNG alone.
@@ -93,6 +102,12 @@ def write(
     data, notes = _encoded(picture, WRITABLE[path.suffix.lower()], str(path), text)
     write_bytes(data, path, lambda: check_target(path, force=force, inputs=inputs))
     return notes
+
+
+def numbered(path: Path, count: int) -> list[Path]:
+    """The names of so many pictures instead of one."""
+    digits = len(str(count))
+    return [path.with_name(f"{path.stem}-{k:0{digits}d}{path.suffix}") for k in range(1, count + 1)]
 
 
 def png_of(picture: Picture, text: Mapping[str, str] = MappingProxyType({})) -> bytes:
@@ -148,6 +163,12 @@ def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) ->
                 f"{kind} has no place for what the PNG says of its colours ({b', '.join(lost).decode()}), so that they "
                 "may look different; write a .png to keep it"
             )
+    dpi = picture.dpi
+    if dpi and kind == "WEBP":  # which has no other place for it
+        exif, dpi = _with_resolution(exif, dpi), None
+    if dpi and kind == "JPEG" and max(dpi) > 65535:
+        notes.append("the resolution is too high for JPEG, and was left out")
+        dpi = None
     if exif and kind == "JPEG" and len(exif) > 65533:
         notes.append("the EXIF block is too long for JPEG, and was left out")
         exif = None
@@ -156,8 +177,8 @@ def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) ->
     options: dict[str, Any] = {"icc_profile": profile}
     if exif:
         options["exif"] = exif
-    if picture.dpi and kind != "WEBP":
-        options["dpi"] = picture.dpi
+    if dpi:
+        options["dpi"] = dpi
     if kind == "PNG" and text:
         options["pnginfo"] = PngInfo()
         for key, value in text.items():
@@ -174,6 +195,17 @@ def _encoded(picture: Picture, kind: str, name: str, text: Mapping[str, str]) ->
     except (OSError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError, struct.error) as error:
         raise ImageError(f"{name}: cannot be written as {kind}: {error}") from error
     return _with_chunks(file.getvalue(), chunks) if kind == "PNG" else file.getvalue(), tuple(notes)
+
+
+def _with_resolution(exif: bytes | None, dpi: tuple[float, float]) -> bytes:
+    """An EXIF block that says it too."""
+    tags = Image.Exif()
+    if exif:
+        tags.load(exif)
+    for tag, value in zip((ExifTags.Base.XResolution, ExifTags.Base.YResolution), dpi, strict=True):
+        tags[tag] = TiffImagePlugin.IFDRational(Fraction(value).limit_denominator(10_000))
+    tags[ExifTags.Base.ResolutionUnit] = 2  # per inch
+    return tags.tobytes()
 
 
 def _chunk(name: bytes, body: bytes) -> bytes:
