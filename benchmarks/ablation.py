@@ -48,6 +48,7 @@ from evaluating import SET, line, opened
 
 BASELINE, AGAIN = "baseline", "baseline-again"
 KINDS = ("extrema", "square", "thin", "wide")
+COST = ("calls", "ms")
 SLOW, ETAS = 250, (0.5, 1.0)
 """The steps of the paper's sampler, and how random: its "stochastic coefficient of 0.25" is about the first, if it is
 what it seems to be; the steps of RePaint are as random as the second."""
@@ -213,24 +214,34 @@ def mean_of(row: Result | None, key: str) -> str:
     return "" if row is None or key not in row else f"{row[key][0]:.4f} ± {row[key][1]:.4f}"
 
 
+def cost(*rows: Result | None) -> tuple[str, str]:
+    """What a picture took, under the titles COST: of the first of these cells that is there."""
+    row = next(each for each in rows if each is not None)
+    return f"{row['calls']:,.0f}", f"{1000 * row['seconds']:.1f}"
+
+
 def generation(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
-    titles = ("trained with", "samples", "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID")
-    known = any("frechet error" in row for rows in found.values() for row in rows)
+    rows = {name: row for name, each in found.items() if (row := one(each, what=SAMPLES)) is not None}
+    if not rows:
+        return []
+    titles = (
+        "trained with", "samples", *COST, "Fréchet", "kernel distance x 1000", "precision", "recall", "paper's FID"
+    )  # fmt: skip
+    steps = next(iter(rows.values()))["settings"]["steps"]
+    known = any("frechet error" in row for row in rows.values())
     lines = [
-        f"New pictures. The Fréchet distance{' (± standard error over samples)' if known else ''} is in the features "
-        f"of EfficientNet-Lite0, and no FID; the paper's FID is {suite.papers_fid}: only the order of the rows can be "
-        "compared.", "",
+        f"New pictures in {steps} steps, with the network calls and milliseconds that each took. The Fréchet distance"
+        f"{' (± standard error over samples)' if known else ''} is in the features of EfficientNet-Lite0, and no FID; "
+        f"the paper's FID is {suite.papers_fid}: only the order of the rows can be compared.", "",
         line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
-    for name, rows in found.items():
-        row = one(rows, what=SAMPLES)
-        if row is not None:
-            kernel = f"{1000 * row['kernel'][0]:.2f} ± {1000 * row['kernel'][1]:.2f}"
-            published = f"{suite.fids[name]:.2f}" if name in suite.fids else ""
-            lines.append(
-                line(name, f"{row['pictures']:,}", frechet_said(row), kernel, f"{row['precision']:.3f}",
-                     f"{row['recall']:.3f}", published)
-            )  # fmt: skip
+    for name, row in rows.items():
+        kernel = f"{1000 * row['kernel'][0]:.2f} ± {1000 * row['kernel'][1]:.2f}"
+        published = f"{suite.fids[name]:.2f}" if name in suite.fids else ""
+        lines.append(
+            line(name, f"{row['pictures']:,}", *cost(row), frechet_said(row), kernel, f"{row['precision']:.3f}",
+                 f"{row['recall']:.3f}", published)
+        )  # fmt: skip
     return lines
 
 
@@ -255,27 +266,26 @@ def inpainting(suite: Suite, found: dict[str, list[Result]]) -> list[str]:
     """Two tables: LPIPS, the paper's beside; Fréchet distance, PSNR and seam, of equally many pictures, for the first
     of these depends on how many there are."""
     many, few = sizes(found)
-    near = [line("method", "pictures", "calls", "ms", *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 8)]
-    like = [line("method", *KINDS), line(*["---"] * 5)]
+    near = [line("method", "pictures", *COST, *(f"{kind} (paper)" for kind in KINDS)), line(*["---"] * 8)]
+    like = [line("method", *COST, *KINDS), line(*["---"] * 7)]
     originals: dict[str, float] = {}
     for (title, name, which), count in itertools.product(methods(suite), sorted({many, few}, reverse=True)):
         rows = {kind: one(found[name], what=kind, pictures=count, **which) for kind in KINDS}
-        there = [row for row in rows.values() if row is not None]
-        if not there:
+        if not any(rows.values()):
             continue
-        timed = rows["square"] or there[0]
+        took = cost(rows["square"], *rows.values())
         key = name if which["method"] in FREE else which["method"]
         published = None if which.get("input_guidance") or which.get("eta") else suite.lpips.get(key)
         papers = [f" ({each:.3f})" for each in published] if published else [""] * len(KINDS)
         texts = [mean_of(row, "lpips") + paper for row, paper in zip(rows.values(), papers, strict=True)]
-        near.append(line(title, f"{count:,}", f"{timed['calls']:,.0f}", f"{1000 * timed['seconds']:.1f}", *texts))
+        near.append(line(title, f"{count:,}", *took, *texts))
         if count == few:
-            like.append(line(title, *(resemblance(row) for row in rows.values())))
+            like.append(line(title, *took, *(resemblance(row) for row in rows.values())))
             originals |= {kind: row["seam of the original"] for kind, row in rows.items() if row is not None}
     seams = ", ".join(f"{kind} {value:.2f}" for kind, value in originals.items())
     return [
-        f"LPIPS ± standard error over pictures (in brackets the paper's, {suite.papers_lpips}), with the questions and "
-        "milliseconds that a picture took (of squares, 250 at a time). The supervised network was trained on "
+        f"LPIPS ± standard error over pictures (in brackets the paper's, {suite.papers_lpips}), with the network calls "
+        "and milliseconds that a picture took (of squares, 250 at a time). The supervised network was trained on "
         f"{suite.variants[SUPERVISED]['holes'].replace(',', ', ')} holes: extrema are new to it.", "",
         *near, "",
         "Fréchet distance to the training set (EfficientNet-Lite0), PSNR in the hole, and the median gradient across "
@@ -330,40 +340,37 @@ def guidances(swept: dict[str, list[Result]]) -> list[str]:
     every = [row for rows in swept.values() for row in rows]
     if not every:
         return []
+    titles = ("trained with", "class guidance", "input guidance", *COST, "LPIPS", "against none", "Fréchet")
     lines = [
-        f"Squares in {every[0]['pictures']:,} pictures, {every[0]['settings']['steps']} steps: LPIPS ± standard error, "
-        "Fréchet distance to the training set (EfficientNet-Lite0), and by how much LPIPS differs from that without "
-        "guidance, with intervals of 95 % over pictures.", "",
-        line("trained with", "class guidance", *(f"input guidance {each:g}" for each in INPUT_GUIDANCES)),
-        line(*["---"] * (2 + len(INPUT_GUIDANCES))),
+        f"Squares in {every[0]['pictures']:,} pictures, {every[0]['settings']['steps']} steps: network calls and "
+        "milliseconds that a picture took, LPIPS ± standard error, by how much it differs from that without guidance, "
+        "with intervals of 95 % over pictures, and Fréchet distance to the training set (EfficientNet-Lite0).", "",
+        line(*titles), line(*["---"] * len(titles)),
     ]  # fmt: skip
-    for (name, found), first in itertools.product(swept.items(), CLASS_GUIDANCES):
-        rows = [one(found, class_guidance=first, input_guidance=second) for second in INPUT_GUIDANCES]
-        plain, texts = one(found, class_guidance=0.0, input_guidance=0.0), []
-        for row in rows:
-            change = beside(row, plain)
-            figures = "" if row is None else f"{mean_of(row, 'lpips')}, {row['frechet']:.1f}"
-            texts.append(f"{figures} ({change})" if change else figures)
-        if any(texts):
-            lines.append(line(name, f"{first:g}", *texts))
+    for (name, found), first, second in itertools.product(swept.items(), CLASS_GUIDANCES, INPUT_GUIDANCES):
+        row, plain = (one(found, class_guidance=a, input_guidance=b) for a, b in ((first, second), (0.0, 0.0)))
+        if row is not None:
+            figures = mean_of(row, "lpips"), beside(row, plain), f"{row['frechet']:.1f}"
+            lines.append(line(name, f"{first:g}", f"{second:g}", *cost(row), *figures))
     return lines
 
 
 def guided(suite: Suite, found: dict[str, list[Result]], few: int) -> list[str]:
+    pairs = {
+        name: [[one(found[name], what=kind, pictures=few, **wanted(name, guidance=each)) for each in (1.0, 0.0)]
+               for kind in KINDS] for name in suite.variants
+    }  # fmt: skip
+    there = [pair for each in pairs.values() for pair in each if beside(*pair)]
+    if not there:
+        return []
+    (calls, _), (fewer, _) = (cost(row) for row in there[0])
     lines = [
-        f"LPIPS with input guidance 1 against that without, on the same {few:,} pictures, with intervals of 95 %:", "",
+        f"LPIPS with input guidance 1, in {calls} network calls, against that without, in {fewer}, on the same {few:,} "
+        "pictures, with intervals of 95 %:", "",
         line("trained with", *KINDS), line(*["---"] * (1 + len(KINDS))),
     ]  # fmt: skip
-    for name in suite.variants:
-        texts = []
-        for kind in KINDS:
-            with_, without = (
-                one(found[name], what=kind, pictures=few, **wanted(name, guidance=each)) for each in (1.0, 0.0)
-            )
-            texts.append(beside(with_, without))
-        if any(texts):
-            lines.append(line(name, *texts))
-    return lines
+    texts = {name: [beside(*pair) for pair in each] for name, each in pairs.items()}
+    return lines + [line(name, *each) for name, each in texts.items() if any(each)]
 
 
 def beside(row: Result | None, other: Result | None) -> str:

@@ -24,8 +24,9 @@ def cell(what, method, pictures, value, guidance=0.0, calls=50.0, eta=0.0):
 
 
 def samples(value, **more):
-    return {"set": "held out", "what": SAMPLES, "method": OURS, "settings": {}, "pictures": 10_000, "frechet": value,
-            "kernel": [0.001, 0.0001], "precision": 0.5, "recall": 0.25, **more}  # fmt: skip
+    return {"set": "held out", "what": SAMPLES, "method": OURS, "settings": {"steps": 40}, "pictures": 10_000,
+            "calls": 40.0, "seconds": 0.01 * value, "frechet": value, "kernel": [0.001, 0.0001], "precision": 0.5,
+            "recall": 0.25, **more}  # fmt: skip
 
 
 @pytest.fixture
@@ -57,18 +58,31 @@ def lines(written, tmp_path, capsys):
 
 
 def test_every_figure_is_in_its_place(lines):
-    assert "| asyncpatch | 10,000 | 11.00 | 1.00 ± 0.10 | 0.500 | 0.250 | 1.77 |" in lines
-    assert "| supervised | 10,000 | 12.00 | 1.00 ± 0.10 | 0.500 | 0.250 |  |" in lines
-    assert "| baseline | 10,000 | 10.00 ± 0.25 | 1.00 ± 0.10 | 0.500 | 0.250 | 1.74 |" in lines
+    assert "| asyncpatch | 10,000 | 40 | 110.0 | 11.00 | 1.00 ± 0.10 | 0.500 | 0.250 | 1.77 |" in lines
+    assert "| supervised | 10,000 | 40 | 120.0 | 12.00 | 1.00 ± 0.10 | 0.500 | 0.250 |  |" in lines
+    assert "| baseline | 10,000 | 40 | 100.0 | 10.00 ± 0.25 | 1.00 ± 0.10 | 0.500 | 0.250 | 1.74 |" in lines
     assert "| asyncpatch | 8 | 50 | 100.0 |  (0.229) |  (0.088) | 0.1100 ± 0.0010 (0.041) |  (0.078) |" in lines
-    assert "| asyncpatch |  |  | 15.0, 3.00 dB, 1.50 | 30.0, 6.00 dB, 3.00 |" in lines  # as many as the rivals'
+    assert "| asyncpatch | 50 | 100.0 |  |  | 15.0, 3.00 dB, 1.50 | 30.0, 6.00 dB, 3.00 |" in lines  # 4, as rivals
     assert "| asyncpatch, input guidance 1 | 4 | 100 | 100.0 |  |  | 0.1000 ± 0.0010 |  |" in lines
     assert "| asyncpatch, 250 steps, eta 0.5 | 4 | 250 | 100.0 |  |  | 0.1300 ± 0.0010 |  |" in lines
     assert "| baseline, asked with a time per token | 8 | 50 | 100.0 |  |  | 0.5000 ± 0.0010 |  |" in lines
     assert "| supervised | 8 | 50 | 100.0 |  |  | 0.0900 ± 0.0010 |  |" in lines
-    assert "| repaint on baseline |  |  | 30.0, 6.00 dB, 3.00 |  |" in lines
-    assert "| repaint on baseline-again |  |  | 20.0, 4.00 dB, 2.00 |  |" in lines
+    assert "| repaint on baseline | 2,410 | 100.0 |  |  | 30.0, 6.00 dB, 3.00 |  |" in lines
+    assert "| repaint on baseline-again | 2,410 | 100.0 |  |  | 20.0, 4.00 dB, 2.00 |  |" in lines
     assert any("(of the originals: thin 1.00, wide 1.00)" in line for line in lines)
+    assert any(line.startswith("New pictures in 40 steps, ") for line in lines)
+    assert any("input guidance 1, in 100 network calls, against that without, in 50, on the same 4 " in line
+               for line in lines)  # fmt: skip
+
+
+def test_the_cost_is_that_of_squares_if_there_are_any():
+    extrema, square = ({**cell(kind, OURS, 4, 0.1, calls=calls), "seconds": calls / 1000}
+                       for kind, calls in (("extrema", 51.0), ("square", 52.0)))  # fmt: skip
+    for rows, calls in (([extrema, square], 52), ([extrema], 51)):
+        found = {name: rows if name == "perlin" else [] for name in ablation.PIXELS.variants}
+        near, like = (line for line in ablation.inpainting(ablation.PIXELS, found) if line.startswith("| perlin |"))
+        assert near.startswith(f"| perlin | 4 | {calls} | {calls}.0 | ")
+        assert like.startswith(f"| perlin | {calls} | {calls}.0 | ")
 
 
 def test_variants_are_compared_with_asyncpatch_on_all_pictures(lines):
@@ -155,39 +169,49 @@ def test_only_the_sweep_goes_into_the_plot_of_guidances(tmp_path, monkeypatch):
 
 def test_each_pair_of_guidances_stands_in_its_place():
     class_, input_ = ablation.CLASS_GUIDANCES[1], ablation.INPUT_GUIDANCES[2]
-    swept = [cell("square", OURS, 6, 0.125, input_), cell("square", OURS, 6, 0.25, ablation.INPUT_GUIDANCES[0])]
+    swept = [
+        cell("square", OURS, 6, 0.125, input_, calls=100.0), cell("square", OURS, 6, 0.25, ablation.INPUT_GUIDANCES[0])
+    ]  # fmt: skip
     for row in swept:
         row["settings"]["class_guidance"] = class_
     lines = ablation.guidances({"some": [], "other": swept})
     head, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-    assert rows == [["other", f"{class_:g}", "0.2500 ± 0.0010, 25.0", "", "0.1250 ± 0.0010, 12.5", ""]]
+    assert head[1:5] == ["class guidance", "input guidance", "calls", "ms"]
+    assert rows == [
+        ["other", f"{class_:g}", "0", "50", "100.0", "0.2500 ± 0.0010", "", "25.0"],
+        ["other", f"{class_:g}", f"{input_:g}", "100", "100.0", "0.1250 ± 0.0010", "", "12.5"],
+    ]
     plain = {**swept[1], "settings": {**swept[1]["settings"], "class_guidance": 0.0}}
     lines = ablation.guidances({"other": [*swept, plain]})
-    assert "0.1250 ± 0.0010, 12.5 (-50.0% ± " in lines[-1]  # against 0.25, without any guidance
-    assert "(" not in lines[-2]
-    assert head[4] == f"input guidance {input_:g}"
+    assert "| 0.1250 ± 0.0010 | -50.0% ± " in lines[-1]  # against 0.25, without any guidance
+    assert lines[-3] == "| other | 0 | 0 | 50 | 100.0 | 0.2500 ± 0.0010 |  | 25.0 |"
     assert ablation.guidances({"some": []}) == []
 
 
 def test_input_guidance_is_compared_on_the_same_pictures():
-    rows = [cell("thin", OURS, 4, 0.1, 1.0), cell("thin", OURS, 4, 0.2), cell("thin", OURS, 8, 0.7)]
+    rows = [cell("thin", OURS, 4, 0.1, 1.0, 100.0), cell("thin", OURS, 4, 0.2), cell("thin", OURS, 8, 0.7)]
     found = {name: rows if name == "perlin" else [] for name in ablation.PIXELS.variants}
-    (row,) = [line.split("|")[1:-1] for line in ablation.guided(ablation.PIXELS, found, 4) if "perlin" in line]
+    said, *lines = ablation.guided(ablation.PIXELS, found, 4)
+    assert "in 100 network calls, against that without, in 50, on the same 4 pictures" in said
+    (row,) = [line.split("|")[1:-1] for line in lines if "perlin" in line]
     texts = [text.strip() for text in row]
     assert texts[:3] + texts[4:] == ["perlin", "", "", ""]
     assert texts[3].startswith("-50.0% ± ")
+    assert ablation.guided(ablation.PIXELS, {**found, "perlin": rows[:1]}, 4) == []
 
 
 def test_the_documented_figures_are_those_recorded(tmp_path, capsys):
     shutil.copytree(RECORDED, tmp_path / "recorded")
     ablation.tables(argparse.Namespace(output=tmp_path / "recorded", suite=ablation.PIXELS))
-    computed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    said = [line for line in capsys.readouterr().out.splitlines() if line]
+    computed = [line for line in said if line.startswith("| ")]
     text = (RECORDED.parents[2] / "docs" / "results.md").read_text()
     before, others = text.split("### MCG and DeqIR\n")  # which benchmarks/rivals.py measures: test_rivals.py
     documented = [*before.splitlines(), *others.partition("\n## ")[2].splitlines()]
     assert sum("±" in line for line in computed) >= 6
-    assert [line for line in computed if "±" in line and line not in documented] == []
+    assert [line for line in computed if line not in documented] == []
     assert [line for line in documented if line.startswith("| ") and line not in computed] == []
+    assert [line for line in said if line not in computed and line not in " ".join(text.split())] == []  # above tables
 
 
 @pytest.mark.parametrize(
