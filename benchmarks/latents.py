@@ -7,7 +7,10 @@ Several models (folders of train-autoencoder, or of models of latents) are compa
 much the hole changes it: |e(x, m) - e(x, 0)| over the latents' deviation (root mean square), and beside it the share of
 tokens that are rounded to another code. Holes are square and wide, half of each. The second is of whole pictures, there
 and back, with their tokens rounded to codes and, as PSNR alone, as they are; its Fréchet distance is that to the
-pictures themselves. (LPIPS is also what the autoencoder was trained by.)
+pictures themselves. (LPIPS is also what the autoencoder was trained by.) The third tells what is seen of a hole's
+border where the autoencoder alone is to blame: of whole pictures there and back only the hole is taken, the rest is the
+original. The gradient across the border over that inside, the median over pictures, as it comes out and as the tool
+joins it (``codecs.Latents.join``).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from asyncpatch.codecs import Latents
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store, open_split
 from asyncpatch.evaluation import Likeness, spaced
-from asyncpatch.metrics import LPIPS, LiteFeatures, lpips_file, psnr_in_hole
+from asyncpatch.metrics import LPIPS, LiteFeatures, lpips_file, psnr_in_hole, seam_ratio
 from asyncpatch.models.autoencoder import Autoencoder
 from asyncpatch.models.placing import choose_device
 from evaluating import line, pictures
@@ -64,15 +67,23 @@ def reach(net: Autoencoder, x: Tensor, hole: Tensor) -> tuple[Tensor, Tensor, Te
     return tuple(total[k].scatter_add_(0, away, each) for k, each in enumerate(values))  # type: ignore[return-value]
 
 
+def seams(x: Tensor, again: Tensor, hole: Tensor, net: Autoencoder) -> Tensor:
+    """Of the original, with the hole as it came back, and as it is joined: [B, 3]."""
+    joined = Latents(net, *net.codebook.moments()).join(again, x, hole)
+    return torch.stack([seam_ratio(each, hole) for each in (x, torch.where(hole > 0, again, x), joined)], 1)
+
+
 @torch.no_grad()
 def measured(
     net: Autoencoder, store: Store, count: int, device: torch.device, lpips: LPIPS | None
-) -> tuple[Tensor, list[str], Tensor]:
-    """The rows of both tables: [3, FAR + 1] as by ``reach``, figures as texts, and the pictures that came back."""
+) -> tuple[Tensor, list[str], Tensor, list[str]]:
+    """The rows of all tables: [3, FAR + 1] as by ``reach``, figures as texts, the pictures that came back, and seams,
+    of square holes and of wide ones."""
     net = net.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     side, chosen = store.pictures.shape[1], spaced(len(store), count)
     sums, back = torch.zeros(3, FAR + 1), list[Tensor]()
     quality = dict[str, list[Tensor]](psnr=[], bare=[], lpips=[])
+    edges = dict[str, list[Tensor]](square=[], wide=[])
     used = torch.zeros(len(net.codebook.codes), dtype=torch.bool)
     for first in range(0, len(chosen), BATCH):
         some = chosen[first : first + BATCH]
@@ -83,6 +94,10 @@ def measured(
         e = net.encode(x)
         again = net.decode(e).clamp(-1.0, 1.0)
         used[net.codebook(e).numbers.flatten().cpu()] = True
+        for kind, each in zip(
+            edges, torch.split(seams(x, again, hole, net).cpu(), [half, len(some) - half]), strict=True
+        ):
+            edges[kind].append(each)
         for name, made in (("psnr", again), ("bare", net.decoded(e).clamp(-1.0, 1.0))):
             quality[name].append(psnr_in_hole(made, x, torch.ones_like(hole)).cpu())
         if lpips is not None:
@@ -90,7 +105,8 @@ def measured(
         back.append(((again + 1.0) * 127.5).round().byte().cpu())
     psnr, bare = (f"{torch.cat(quality[name]).mean():.2f}" for name in ("psnr", "bare"))
     distance = f"{torch.cat(quality['lpips']).mean():.4f}" if lpips is not None else ""
-    return sums, [psnr, bare, distance, f"{used.float().mean():.1%}"], torch.cat(back)
+    shown = [", ".join(f"{value:.2f}" for value in torch.cat(each).nanquantile(0.5, 0)) for each in edges.values()]
+    return sums, [psnr, bare, distance, f"{used.float().mean():.1%}"], torch.cat(back), shown
 
 
 def main() -> None:
@@ -116,17 +132,20 @@ def main() -> None:
 
     originals = torch.from_numpy(store.pictures[spaced(len(store), given.count)].copy()).permute(0, 3, 1, 2)
     likeness = Likeness(seen(originals), device)
-    near, whole = [], []
+    near, whole, edges = [], [], []
     coders = [Autoencoder.load(model) for model in given.models]  # all, before any is measured
     for model, coder in zip(given.models, coders, strict=True):
-        sums, figures, back = measured(coder, store, given.count, device, lpips)
+        sums, figures, back, shown = measured(coder, store, given.count, device, lpips)
         change, codes = (sums[0] / sums[2]).sqrt(), sums[1] / sums[2]
         near.append(line(str(model), *(f"{change[k]:.3f}, {codes[k]:.0%}" for k in range(1, FAR + 1))))
         whole.append(line(str(model), *figures[:3], f"{likeness.frechet(seen(back)):.2f}", figures[3]))
+        edges.append(line(str(model), *shown))
     print(line("change of known latents, tokens from the hole", *(str(k) for k in range(1, FAR)), f"{FAR} or more"))
     print("\n".join([line(*["---"] * (FAR + 1)), *near, ""]))
     titles = ("there and back", "PSNR", "PSNR, not rounded", "LPIPS", "Fréchet (EfficientNet-Lite0)", "codes used")
-    print("\n".join([line(*titles), line(*["---"] * len(titles)), *whole, PUBLISHED]))
+    print("\n".join([line(*titles), line(*["---"] * len(titles)), *whole, PUBLISHED, ""]))
+    titles = tuple(f"{kind}: original, as it comes out, as it is joined" for kind in ("square", "wide"))
+    print("\n".join([line("across the border over inside", *titles), line(*["---"] * 3), *edges]))
 
 
 if __name__ == "__main__":

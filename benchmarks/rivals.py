@@ -52,7 +52,9 @@ def cells(method: str, given: argparse.Namespace) -> list[Cell]:
 def way(row: Result) -> str:
     """What a cell's method is called in the table."""
     told = row["settings"] | {"batch": Settings().batch}
-    return next((name for name, how in OWN.items() if row["method"] == OURS and told == asdict(how)), row["method"])
+    if row["method"] != OURS:
+        return row["method"]
+    return next((name for name, how in OWN.items() if told == asdict(how)), f"{OURS}, in some other way")
 
 
 def parts(given: argparse.Namespace, split: str) -> tuple[AsyncPatchPipeline, Store, LPIPS]:
@@ -93,7 +95,15 @@ def evaluate(given: argparse.Namespace) -> None:
 
 def table(found: list[Result]) -> list[str]:
     """A row for each method and its settings: LPIPS by kind of hole, and its difference from AsyncPatch's."""
-    rows = {(way(row), row["what"]): row for row in found}
+    rows = dict[tuple[str, str], Result]()
+    for row in found:
+        key = way(row), row["what"]
+        if key in rows:
+            raise ValueError(
+                f"there are two cells of {key[0]} and {key[1]}: of other weights, pictures or machines. Remove what is "
+                "not meant from OUT/cells"
+            )
+        rows[key] = row
     names = [*OWN, *(each for each in RIVALS if any(each == name for name, _ in rows))]
     lines = [line("method", "calls", *KINDS), line(*["---"] * (2 + len(KINDS)))]
     for name in names:

@@ -1,6 +1,6 @@
 """The pictures of the gallery (docs/gallery.md) and of the model's card, made by the shipped model.
 
-    python examples/gallery.py [NAME ...]       labels, textures, photo, order, failures; by default all of them
+    python examples/gallery.py [NAME ...]       labels, textures, halves, photo, order, failures; by default all of them
 
 What is given was drawn by examples/scenes.py; all seeds are fixed. Some ten minutes on two CPU cores.
 """
@@ -56,6 +56,18 @@ def textures(pipe: AsyncPatchPipeline) -> Image.Image:
     return sheet(rows)
 
 
+def halves(pipe: AsyncPatchPipeline) -> Image.Image:
+    """Textures of which a half, or all but a corner, is missing, and two ways to complete them."""
+    half, corner = Image.new("L", (112, 112)), Image.new("L", (112, 112), 255)
+    half.paste(255, (56, 0, 112, 112))
+    corner.paste(0, (0, 56, 56, 112))
+    row: list[Image.Image] = []
+    for draw, label, hole in ((scenes.cracked, "cracked", half), (scenes.pebbles, "bumpy", corner)):
+        whole = draw(112, 112)
+        row += [given(whole, hole), *pipe.texture(whole, hole=hole, label=label, n=2, seed=0).images]
+    return sheet([row])
+
+
 def photo(pipe: AsyncPatchPipeline) -> Image.Image:
     """A scratch through a whole photo, and a photo that grows to the right."""
     lake = scenes.lake(192, 256)
@@ -85,7 +97,7 @@ def failures(pipe: AsyncPatchPipeline) -> Image.Image:
     return sheet(rows)
 
 
-GALLERY = {each.__name__: each for each in (labels, textures, photo, order, failures)}
+GALLERY = {each.__name__: each for each in (labels, textures, halves, photo, order, failures)}
 
 
 def main(names: list[str]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from asyncpatch.baselines import ddnm, ddrm, deqir, mcg, repaint, replacement, supervised
+from asyncpatch.baselines import _anderson, ddnm, ddrm, deqir, mcg, repaint, replacement, supervised
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
 from asyncpatch.sampling import draw_noise, generators, sample
@@ -169,6 +169,61 @@ def test_deqir_finds_what_ddnm_walks_to(exact, x):
     assert counted.calls < 50  # it stops once hardly anything moves
     assert (until - walked[12]).square().mean().sqrt() < 0.03
     assert counted.pictures == 12 * 8 * counted.calls  # all times at once
+
+
+def test_deqir_asks_about_15_times_15_times_over_and_once_more(exact, x):
+    counted = Counted(exact)
+    deqir(RectifiedFlow(), x, HOLE, tolerance=0.0).run(counted, x, generator=generators([0]))
+    assert (counted.calls, counted.pictures) == (16, 16 * 15)
+
+
+def test_acceleration_mixes_each_state_by_its_own_least_squares(generator):
+    """Of two results the mixture whose own residual is least, a thousandth added to the squared ones: by hand, with
+    w on the first, a minimum of |w a + (1 - w) b|^2 + 0.001 (w^2 + (1 - w)^2)."""
+    pull = torch.rand(3, 2, 4, generator=generator) - 0.5
+    aim, start = torch.randn(2, 3, 2, 4, generator=generator)
+    start = aim + torch.tensor([0.1, 1.0, 10.0]).view(3, 1, 1) * (start - aim)  # some are near, some are far
+
+    def function(states):
+        return aim + pull * (states - aim)
+
+    first, second = function(start), function(function(start))
+    wanted = torch.empty_like(start)
+    for k in range(3):
+        for picture in range(2):
+            a, b = (first - start)[k, picture], (second - first)[k, picture]
+            w = float((b @ (b - a) + 1e-3) / ((a - b) @ (a - b) + 2e-3))
+            wanted[k, picture] = w * first[k, picture] + (1.0 - w) * second[k, picture]
+    assert torch.allclose(_anderson(function, start, 2, 5, 0.0), function(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_it_stops_once_hardly_anything_moves_whatever_the_size(scale):
+    """Half the way from 0 to 2 at a time: moves of 2^-k to 2 - 2^-k, of which that of 2^-6 is the first to be less than
+    a hundredth of where it leads. Then it is asked once more."""
+    asked = []
+
+    def function(states):
+        asked.append(1)
+        return 0.5 * states + scale
+
+    made = _anderson(function, torch.zeros(2, 3, 4), 60, 1, 1e-2)
+    assert len(asked) == 7 + 1
+    assert torch.allclose(made, torch.full_like(made, scale * (2.0 - 2.0**-7)))
+
+
+def test_mcg_goes_down_the_gradient_of_a_distance(generator):
+    """That of ||m (y - A z)|| in z is -A^T m (y - A z) / ||m (y - A z)||, of each picture by itself."""
+    A, x = torch.randn(8, 8, generator=generator), 3.0 * torch.randn(2, 1, 2, 4, generator=generator)
+    z = draw_noise(x, generators([4, 5]))
+    method = mcg(RectifiedFlow(), x, HOLE, 1, weight=0.7)  # one step, which ends at x-hat itself
+    made = method.run(
+        lambda z, t, cond: Denoised((z.flatten(1) @ A.T).view_as(z)), x, generator=generators([4, 5])
+    ).flatten(1)
+    for k in range(2):
+        missed = (x[k].flatten() - A @ z[k].flatten()) * ~INSIDE
+        wanted = A @ z[k].flatten() + 0.7 * A.T @ missed / missed.square().sum().sqrt()
+        assert torch.allclose(made[k][INSIDE], wanted[INSIDE], atol=1e-5)
 
 
 def test_conditions_reach_the_denoiser(x):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from asyncpatch import baselines
 from asyncpatch.cli import app
 from asyncpatch.data.masks import holes
 from asyncpatch.data.store import Store
@@ -27,11 +28,14 @@ from asyncpatch.evaluation import (
     paired,
     spaced,
 )
+from asyncpatch.guidance import Guided, drop_label
 from asyncpatch.images import ImageError
-from asyncpatch.metrics import FEATURES
+from asyncpatch.metrics import FEATURES, psnr_in_hole, ssim_in_hole
 from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.protocols import NULL_LABEL, Cond
+from asyncpatch.sampling import Ahead, generators
 from asyncpatch.settings import Settings
 
 
@@ -52,6 +56,33 @@ def evaluation(pipe, tmp_path, **more):
 QUICK = Settings(steps=2, input_guidance=1.0, batch=8)
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """All pictures that are measured, some after the other."""
+    seen = []
+
+    def measured(made, x, hole):
+        seen.append(made)
+        return psnr_in_hole(made, x, hole)
+
+    monkeypatch.setattr("asyncpatch.evaluation.computing.psnr_in_hole", measured)
+    return seen
+
+
+def in_range(levels):
+    return torch.from_numpy(levels.copy()).permute(0, 3, 1, 2) / 127.5 - 1.0
+
+
+def shown_pictures(pipe):
+    """The same with a network that is shown what is known, and says something of it."""
+    torch.manual_seed(0)
+    net = UNet.from_config({**pipe.unet.config, "given": True})
+    for weight in net.parameters():
+        if weight.dim() > 1 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.1)
+    return AsyncPatchPipeline(net, "rectified_flow", "v", 16, list(pipe.model.labels)).prepare("cpu", "fp32")
+
+
 def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
     """The figures of pictures that were filled one by one through the pipeline, computed by hand."""
     found = evaluation(pipe, tmp_path).result(Cell("noise", "square", OURS, QUICK, 6))
@@ -68,6 +99,40 @@ def test_a_cell_holds_what_the_tool_makes(pipe, tmp_path):
     assert found["psnr"][1] == pytest.approx(np.std(psnr, ddof=1) / 6**0.5, rel=0.05)
     assert (found["pictures"], found["calls"]) == (6, 4)  # two steps, each with a weaker question beside it
     assert "lpips" not in found
+
+
+def test_figures_are_means_of_what_is_finite_and_medians(pipe, tmp_path, monkeypatch):
+    known = {
+        "psnr_in_hole": [1.0, 2.0, math.inf, 6.0, 3.0],  # a picture that came back exactly
+        "ssim_in_hole": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "seam_ratio": [1.0, 100.0, math.nan, 2.0, math.nan],  # holes without a border
+    }
+    for name, values in known.items():
+        monkeypatch.setattr(f"asyncpatch.evaluation.computing.{name}", lambda *of, values=values: torch.tensor(values))
+    found = evaluation(pipe, tmp_path).result(Cell("noise", "square", OURS, QUICK, 5))
+    assert found["psnr"] == pytest.approx([3.0, (14 / 3 / 4) ** 0.5])
+    assert found["ssim"] == pytest.approx([0.3, (0.1 / 4 / 5) ** 0.5])
+    assert found["seam"] == found["seam of the original"] == 2.0
+
+
+def test_similarity_and_seams_are_those_of_the_hole(pipe, tmp_path, made):
+    found = evaluation(pipe, tmp_path).result(Cell("noise", "square", OURS, QUICK, 5))
+    chosen = [0, 2, 4, 7, 9]
+    x, hole = in_range(store().pictures[chosen]), holes("square", chosen, 16, 16)
+    assert found["ssim"][0] == pytest.approx(float(ssim_in_hole(made[0], x, hole).mean()), rel=1e-4)
+    assert found["ssim"][0] < 0.9 * float(ssim_in_hole(made[0], x, torch.ones_like(hole)).mean())
+    for name, pictures in (("seam", made[0]), ("seam of the original", x)):
+        ratios = []
+        for picture, gap in zip(pictures.double().numpy(), hole.numpy()[:, 0], strict=True):
+            steps = {"across": [], "inside": []}
+            for i, j in np.ndindex(16, 16):
+                for k, n in ((i + 1, j), (i, j + 1)):
+                    if max(k, n) < 16 and max(gap[i, j], gap[k, n]):
+                        where = "across" if gap[i, j] != gap[k, n] else "inside"
+                        steps[where].append(np.abs(picture[:, i, j] - picture[:, k, n]).mean())
+            ratios.append(np.mean(steps["across"]) / np.mean(steps["inside"]))
+        assert found[name] == pytest.approx(np.median(ratios), rel=1e-4)
+        assert found[name] != pytest.approx(np.mean(ratios), rel=1e-4)
 
 
 def test_pictures_of_another_size_than_the_models(pipe, tmp_path):
@@ -159,6 +224,7 @@ def test_another_model_or_other_pictures_are_another_cell(pipe, tiny_model, tmp_
     ]  # fmt: skip
     assert len({work.name(cell) for work in works}) == len(works)
     assert evaluation(pipe, tmp_path / "elsewhere").name(cell) == works[0].name(cell)
+    assert evaluation(pipe, tmp_path, lpips=torch.nn.Identity()).name(cell) != works[0].name(cell)
 
 
 @pytest.mark.parametrize(("method", "calls"), [("replacement", 250), ("ddrm", 20), ("ddnm", 100)])
@@ -168,6 +234,37 @@ def test_rivals_see_the_same_pictures_and_holes(method, calls, pipe, tmp_path):
     assert theirs["calls"] == calls
     assert theirs["seam of the original"] == ours["seam of the original"]
     assert theirs["psnr"][0] != ours["psnr"][0]
+
+
+def test_a_rivals_picture_is_its_own_whatever_is_made_beside_it(pipe, tmp_path, made):
+    """Of noise that goes by the picture's number, not by its place among those that are made."""
+    for count, batch in ((12, 5), (6, 8)):
+        cell = Cell("noise", "square", "ddrm", Settings(batch=batch), count)
+        evaluation(pipe, tmp_path).result(cell)
+    all_of_them, every_other = made
+    assert torch.allclose(all_of_them[::2], every_other, atol=0.01)  # rounded to levels
+    apart = [(all_of_them[k] - all_of_them[0]).abs().mean() for k in range(1, 12)]
+    assert min(apart) > 0.1
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.5])
+@pytest.mark.parametrize("method", [OURS, "ddrm", "supervised"])
+def test_each_picture_is_filled_under_its_own_label(method, weight, pipe, tmp_path):
+    """That of the model with the name that the set has for it, and only where class guidance asks for it."""
+    pipeline, seen = shown_pictures(pipe) if method == "supervised" else pipe, []
+    labels = np.array([0, 1, 2, 2, 1, 1, 0])
+    named = Store(store(7).pictures, labels, ("Golden retriever", "tabby", "cat"))
+    settings = Settings(steps=2, class_guidance=weight, batch=4)
+    with pipeline.unet.register_forward_hook(lambda _, told, __: seen.append(told[2])):
+        Evaluation(pipeline, tmp_path, {"noise": named}).result(Cell("noise", "square", method, settings, 7))
+    asked = torch.cat(seen).tolist()
+    steps = 20 if method == "ddrm" else 2
+    if not weight:
+        assert asked == [NULL_LABEL] * 7 * steps
+        return
+    own = [label for label in asked if label != NULL_LABEL]
+    assert asked.count(NULL_LABEL) == len(own) == 7 * steps
+    assert own == [2, 0, 1, 1] * steps + [0, 0, 2] * steps
 
 
 def test_a_supervised_network_is_told_what_is_known(pipe, tmp_path):
@@ -181,14 +278,46 @@ def test_a_supervised_network_is_told_what_is_known(pipe, tmp_path):
     assert "supervised, steps 2, input guidance 1.0" in markdown([found])
     hole = holes("square", spaced(12, 2), 16, 16)
     x = torch.from_numpy(store().pictures[spaced(12, 2)]).permute(0, 3, 1, 2) / 127.5 - 1.0
-    assert torch.allclose(seen[0][:2], torch.cat([x * (1 - hole), hole], 1), atol=1e-6)
-    assert torch.equal(seen[0][2:, 3], torch.ones(2, 16, 16))
+    assert torch.allclose(seen[0], torch.cat([x * (1 - hole), hole], 1), atol=1e-6)
+    assert torch.equal(seen[1][:, 3], torch.ones(2, 16, 16))
     for pipeline, method in ((shown, OURS), (pipe, "supervised")):
         with pytest.raises(ValueError, match=f"--methods {method} needs a network that is"):
             evaluation(pipeline, tmp_path).result(Cell("noise", "square", method, QUICK, 2))
     with pytest.raises(ValueError, match="is shown what is known beside its canvas"):
         shown.inpaint(store().pictures[0], hole[0])
     assert shown.generate(steps=1).images[0].size == (16, 16)
+
+
+@pytest.mark.parametrize("change", [{}, {"eta": 1.0}, {"class_guidance": 1.5}, {"input_guidance": 2.0}, {"steps": 3}])
+def test_a_supervised_network_goes_by_all_settings(change, pipe, tmp_path, made):
+    """And what is known is put back exactly, which it does not do by itself."""
+    shown, settings = shown_pictures(pipe), Settings(**{"steps": 2, "batch": 8, **change})
+    evaluation(shown, tmp_path).result(Cell("noise", "square", "supervised", settings, 3))
+    chosen = [0, 4, 8]
+    x, hole = in_range(store().pictures[chosen]), holes("square", chosen, 16, 16)
+    method = baselines.supervised(
+        shown.model.process, x, hole, settings.steps, eta=settings.eta, input_guidance=settings.input_guidance
+    )
+    with torch.no_grad():
+        told = Cond(label=torch.tensor([0, 1, 2]) if settings.class_guidance else None)
+        network = Guided(shown.model.denoiser, settings.class_guidance, drop_label)
+        wanted = method.run(network, x, cond=told, generator=Ahead(generators(chosen))).clamp(-1.0, 1.0)
+    assert torch.allclose((made[0] - wanted) * hole, torch.zeros_like(x), atol=0.01)  # rounded to levels
+    known = (hole == 0).expand_as(x)
+    assert torch.allclose(made[0][known], x[known], atol=1e-6)
+    assert (wanted - x)[known].abs().max() > 0.05
+
+
+@pytest.mark.parametrize("paste", [False, True])
+@pytest.mark.parametrize("method", [OURS, "ddnm"])
+def test_what_lies_in_the_hole_does_not_reach_latents(method, paste, tiny_latent_model, tmp_path, made):
+    pipe = AsyncPatchPipeline.from_pretrained(tiny_latent_model).prepare("cpu", "fp32")
+    plain, hole = store(2, side=32), holes("square", [0, 1], 32, 32)[:, 0, :, :, None].numpy() > 0
+    other = np.where(hole, 255 - plain.pictures, plain.pictures)
+    for pictures in (plain.pictures, other):
+        sets = {"noise": Store(pictures, plain.labels, plain.names)}
+        Evaluation(pipe, tmp_path, sets, paste=paste).result(Cell("noise", "square", method, Settings(steps=2), 2))
+    assert torch.equal(*made)
 
 
 @pytest.mark.parametrize(("length", "count"), [(57_040, 20_000), (57_040, 10_000), (10, 3), (5, 9), (64, 64)])
@@ -420,3 +549,15 @@ def test_compiling_is_asked_for_on_the_command_line(tiny_model, tmp_path, monkey
     for more in ([], ["--compile"]):
         assert "enough" in CliRunner().invoke(app, told + more).output
     assert asked == [False, True]
+
+
+def test_a_rival_is_asked_about_no_more_at_a_time_than_is_said(pipe, tmp_path):
+    """Not even by DeqIR, which asks about all its times at once; and no more than there are pictures."""
+    seen, found = [], []
+    pipe.unet.register_forward_hook(lambda _, told, __: seen.append(len(told[0])))
+    for batch, most in ((2, 2), (64, 3)):
+        seen.clear()
+        cell = Cell("noise", "square", "deqir", replace(QUICK, batch=batch), 3)
+        found.append(evaluation(pipe, tmp_path / str(batch)).result(cell))
+        assert max(seen) == most
+    assert found[0]["psnr"] == pytest.approx(found[1]["psnr"], rel=1e-4)

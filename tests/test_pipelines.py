@@ -414,7 +414,9 @@ def test_devices_and_precisions_are_chosen_or_refused(tiny_model):
 
 def test_the_cpu_gets_bf16_only_where_that_is_quicker(monkeypatch):
     cpu = torch.device("cpu")
+    threads = torch.get_num_threads()
     assert placing._speed_of_bf16() > 0
+    assert torch.get_num_threads() == threads
     for speed, wanted in ((2.0, torch.bfloat16), (1.1, torch.float32), (0.3, torch.float32)):
         monkeypatch.setattr(placing, "_speed_of_bf16", lambda speed=speed: speed)
         assert placing.choose_precision(cpu) == wanted

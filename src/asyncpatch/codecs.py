@@ -181,8 +181,9 @@ class Latents:
         return torch.where(hole > 0, (made + (2.0 * near).clamp_max(1.0) * missed).clamp(-1.0, 1.0), given)
 
     def _scale(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (
-            torch.tensor(each, dtype=e.dtype, device=e.device).view(1, -1, 1, 1) for each in (self.mean, self.std)
+        mean, std = (  # by way of the CPU, so that nothing waits for a GPU
+            torch.tensor(each, dtype=e.dtype).view(1, -1, 1, 1).to(e.device, non_blocking=True)
+            for each in (self.mean, self.std)
         )
         return mean, std
 

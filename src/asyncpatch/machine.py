@@ -24,9 +24,10 @@ def cache_folder() -> Path:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an error of its own for it; CPU and MPS only say so."""
+    """CUDA has an error of its own for it; CPU and MPS only say so (oneDNN, by what it could not do without)."""
     import torch  # not needed to say what the options are
 
     return isinstance(error, torch.OutOfMemoryError) or any(
-        said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory")
+        said in str(error)
+        for said in ("can't allocate memory", "not enough memory", "out of memory", "could not create a primitive")
     )

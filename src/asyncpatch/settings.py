@@ -13,7 +13,7 @@ Solver = Literal["ddim", "multistep", "heun"]
 SYNCHRONOUS, LOOK_AHEAD, PAINTED = "synchronous", "lookahead", "painted"
 """All pixels together; so, with a look at what comes; and in the order of a picture that was given as one."""
 
-LABEL_GUIDANCE = 1.5
+LABEL_GUIDANCE = 1.0
 """Class guidance of new pictures of a label, unless something else is said."""
 
 INPUT_GUIDANCE = 1.0

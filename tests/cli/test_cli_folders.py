@@ -306,3 +306,17 @@ def test_a_shard_of_nothing_says_so(here, run):
     done = run("photos", "--masks", "masks", "-o", "out", "--shard", "6/7")
     assert done.exit_code == 0
     assert "none of the 5 pictures" in done.stderr
+
+
+def test_how_long_it_takes_is_said_first(here, run, monkeypatch):
+    from asyncpatch.cli import folders
+    from asyncpatch.pipelines import AsyncPatchPipeline, Speed
+
+    monkeypatch.setattr(AsyncPatchPipeline, "speed", lambda self: Speed(1.0))
+    monkeypatch.setattr(AsyncPatchPipeline, "work", lambda self, plan: 50 * len(plan.tasks))
+    monkeypatch.setattr(folders, "AT_ONCE", 2)
+    done = run("photos", "--masks", "masks", "-o", "out")
+    said = " ".join(done.stderr.split())  # 50 seconds for each of 5
+    assert "about 4.2 minutes for 5 pictures on cpu (fp32), if they all are like the first 2" in said
+    monkeypatch.setattr(AsyncPatchPipeline, "speed", lambda self: Speed(0.01))
+    assert "about" not in run("photos", "--masks", "masks", "-o", "more").stderr

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from asyncpatch import recipes
 from asyncpatch.models.autoencoder import Autoencoder, Codebook
 
 
@@ -168,8 +169,16 @@ def test_layers_may_be_computed_twice():
 
 
 def test_sizes_and_files(tmp_path, tiny):
-    paper, small = (sum(p.numel() for p in Autoencoder(width=width).parameters()) for width in (128, 80))
-    assert small <= 14e6 < paper
+    million = []
+    for make in (recipes.imagenet256_vq, recipes.default128_vq, recipes.default256_vq):
+        told = make()
+        net = Autoencoder(
+            width=told.width, multipliers=told.multipliers, blocks=told.blocks, codes=told.codes,
+            latent_channels=told.latent_channels,
+        )  # fmt: skip
+        assert (net.factor, net.codebook.codes.shape) == (4, (8192, 3))
+        million.append(sum(p.numel() for p in net.parameters()) / 1e6)
+    assert million == pytest.approx([25.1, 6.3, 6.3], abs=0.05)
     tiny.save(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model/vae").iterdir()} == {
         "config.json", "diffusion_pytorch_model.safetensors",

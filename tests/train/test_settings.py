@@ -88,6 +88,21 @@ def test_what_is_learnt_depends_on_it(data, tmp_path, change):
     assert losses(tmp_path / "one")[6] != losses(tmp_path / "two")[6]
 
 
+@pytest.mark.parametrize(("times", "mean"), [("patch-forcing", 0.592), ("mean-beta", 0.5)])
+def test_the_time_fields_of_others_are_trained_with(data, tmp_path, monkeypatch, times, mean):
+    """In patches of 4 pixels. The mean of the one: 1 - E[sigmoid(0.7 + n)] E[1 - |n| / 2, or U(0, 1) where that is
+    below 0] = 1 - 0.645 (0.9545 - 0.345 + 0.0228); that of the other is uniform."""
+    seen, real = [], Trainer.learn
+    monkeypatch.setattr(Trainer, "learn", lambda self, batch, pieces: seen.append(batch.t) or real(self, batch, pieces))
+    trained(replace(TINY, times=times, batch=256, steps=1), data, tmp_path / "run")
+    (t,) = seen
+    patches = t[:, :, ::4, ::4]
+    assert torch.equal(t, patches.repeat_interleave(4, 2).repeat_interleave(4, 3))
+    assert (patches.flatten(1).std(1) > 0).all()
+    assert patches.mean().item() == pytest.approx(mean, abs=0.04)
+    assert 0 < losses(tmp_path / "run")[1] < 10
+
+
 def test_adam_gets_its_numbers():
     torch.manual_seed(0)
     recipe = replace(TINY, betas=(0.5, 0.6), epsilon=1e-3)

@@ -15,12 +15,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asyncpatch.cli.pictures import Job, is_folder
+from asyncpatch.cli.pictures import LONG, Job, is_folder
 from asyncpatch.data.sources import PICTURES
 from asyncpatch.images import ImageError, numbered, write
 from asyncpatch.machine import is_out_of_memory
-from asyncpatch.pipelines import AsyncPatchPipeline
+from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Watch
 from asyncpatch.plans import Plan
+from asyncpatch.progress import Work, spoken
+from asyncpatch.shelf import Shelf
 
 AT_ONCE, PIXELS_AT_ONCE = 16, 1 << 26
 """Pictures that are worked on together, at most, and after how many pixels no more are added."""
@@ -87,13 +89,21 @@ def inpaint_folder(
 
     columns = (TextColumn("inpainting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=len(todo))
+        bar, done = progress.add_task("", total=len(todo)), 0
         for some in _together(planned()):
-            for name in dict.fromkeys(name for _, name, _ in some):
-                ready = {path: plan for path, its, plan in some if its == name}
-                _finish(shelf[name], ready, targets, job.force, failed, notes)
-                served[name] += len(ready)
-            progress.update(bar, completed=1 + todo.index(some[-1][0]))
+            ready = {its: {path: plan for path, name, plan in some if name == its} for _, its, _ in some}
+            if not done:
+                _say_how_long(shelf, ready, len(todo), progress.console)
+            for name, plans in ready.items():
+                share = len(plans) / max(1, sum(shelf[name].work(plan) for plan in plans.values()))
+
+                def onlooker(glimpse: Glimpse, share: float = share) -> None:
+                    progress.advance(bar, share * glimpse.windows)
+
+                _finish(shelf[name], plans, targets, job.force, onlooker, failed, notes)
+                served[name] += len(plans)
+            done = 1 + todo.index(some[-1][0])
+            progress.update(bar, completed=done)
     for note, times in notes.items():
         typer.echo(f"note: {note} ({times} of {len(todo)} pictures)", err=True)
     if len(shelf.about) > 1:
@@ -119,6 +129,23 @@ def _stops_no_other(path: Path, failed: dict[Path, str]) -> Iterator[None]:
         failed[path] = f"{path}: there is not enough memory for it; make it smaller first"
 
 
+def _say_how_long(
+    shelf: Shelf, ready: dict[str, dict[Path, Plan]], count: int, console: Console
+) -> None:  # fmt: skip
+    """By those that come first, if it is long."""
+    first = sum(len(plans) for plans in ready.values())
+    works = [Work(shelf[name], _joined(plans), shelf[name].speed()) for name, plans in ready.items()]
+    seconds = sum(work.left for work in works) * count / first
+    if seconds > LONG:
+        alike = f", if they all are like the first {first}" if count > first else ""
+        console.print(f"about {spoken(seconds)} for {count:,} pictures on {shelf[next(iter(ready))].where()}{alike}")
+
+
+def _joined(plans: dict[Path, Plan]) -> Plan:
+    """One plan for several pictures."""
+    return replace(next(iter(plans.values())), tasks=[plan.tasks[0] for plan in plans.values()])
+
+
 def _together(planned: Iterable[tuple[Path, str, Plan]]) -> Iterator[list[tuple[Path, str, Plan]]]:
     """Some at a time: AT_ONCE, or fewer if they are large."""
     some, pixels = list[tuple[Path, str, Plan]](), 0
@@ -133,20 +160,18 @@ def _together(planned: Iterable[tuple[Path, str, Plan]]) -> Iterator[list[tuple[
 
 
 def _finish(
-    pipeline: AsyncPatchPipeline, ready: dict[Path, Plan], targets: dict[Path, list[Path]], force: bool,
+    pipeline: AsyncPatchPipeline, ready: dict[Path, Plan], targets: dict[Path, list[Path]], force: bool, watch: Watch,
     failed: dict[Path, str], notes: Counter[str],
 ) -> None:  # fmt: skip
     """Fills and writes; what went wrong, by picture, and what there is to say is added to ``failed`` and ``notes``."""
-    plans = list(ready.values())
-    together = replace(plans[0], tasks=[plan.tasks[0] for plan in plans])
     try:
-        results = pipeline.run(together)
+        results = pipeline.run(_joined(ready), watch)
     except (ValueError, FloatingPointError, RuntimeError, MemoryError) as error:
         if len(ready) == 1:
             failed |= {path: f"{path}: {error or 'there is not enough memory for it'}" for path in ready}
             return
         for path, plan in ready.items():  # one of them is to blame
-            _finish(pipeline, {path: plan}, targets, force, failed, notes)
+            _finish(pipeline, {path: plan}, targets, force, watch, failed, notes)
         return
     for (path, plan), made in zip(ready.items(), results, strict=True):
         said = set(plan.notes)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpatch.cli.common import fail, field_options, option, with_options
+from asyncpatch.machine import is_out_of_memory  # not when there is no memory left to import it
 from asyncpatch.options import parse, types_of
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, STEPS_BY, Settings, solver_for_new
 
@@ -78,8 +79,6 @@ def said_plainly() -> Iterator[None]:
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         raise fail(error) from None
     except (MemoryError, RuntimeError) as error:
-        from asyncpatch.machine import is_out_of_memory
-
         if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
         raise fail("out of memory: use a smaller picture, or fewer candidates (-n)") from None

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,7 +43,7 @@ from asyncpatch.models.unet import UNet
 from asyncpatch.pipelines import AsyncPatchPipeline, Made
 from asyncpatch.plans import Plan, Task, doubts
 from asyncpatch.processes import Team
-from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser
+from asyncpatch.protocols import NULL_LABEL, Cond, Denoised, Denoiser, concat, rows
 from asyncpatch.sampling import Ahead, generators
 from asyncpatch.settings import SYNCHRONOUS
 
@@ -148,7 +149,7 @@ class Evaluation:
         made |= self._samples(cell) if cell.what == SAMPLES else self._filled(cell)
         if self.team.main:
             self.file(cell).parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.file(cell).with_suffix(f".part{os.getpid()}")
+            temporary = self.file(cell).with_suffix(_part())
             lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in made.items())
             temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             os.replace(temporary, self.file(cell))
@@ -191,7 +192,8 @@ class Evaluation:
 
     def _all(self, cell: Cell, chosen: list[int], some: Callable[[Cell, list[int]], Part]) -> Part | None:
         """What comes of all pictures of a cell, of which each process takes a part; None but in the main one."""
-        batch = cell.settings.batch
+        batch = min(cell.settings.batch, max(1, len(self.team.part(len(chosen)))))  # compiled, a batch is filled up
+        cell = replace(cell, settings=replace(cell.settings, batch=batch))
         parts = self._gathered(chosen, max(1, _AT_ONCE // batch) * batch, lambda part: some(cell, part))
         return None if parts is None else Part.joined(parts)
 
@@ -215,7 +217,7 @@ class Evaluation:
             distances = figures["lpips"]
             row |= {"lpips": _mean(distances), "each": {"lpips": [round(float(value), 5) for value in distances]}}
         row |= {name: _mean(figures[name]) for name in ("psnr", "ssim")}
-        row |= {name: float(figures[name].nanmedian()) for name in ("seam", "seam of the original")}
+        row |= {name: float(figures[name].nanquantile(0.5)) for name in ("seam", "seam of the original")}
         if self.training is not None:  # tells what LPIPS does not: whether they look like pictures, whatever was there
             row["frechet"] = self._likeness.frechet(figures["features"])
             row |= {"references": len(self._likeness.real), "features": self._network.title}
@@ -268,7 +270,7 @@ class Evaluation:
 
     def _rival(self, cell: Cell, x: Tensor, hole: Tensor, seeds: list[int], labels: list[int]) -> tuple[Tensor, int]:
         model, device, batch = self.pipeline.model, self.pipeline.unet.device, cell.settings.batch
-        counted, how, options = Counted(self.pipeline.denoiser(batch)), cell.settings, dict[str, Any]()
+        counted, how, options = Counted(self.pipeline.denoiser(batch), batch), cell.settings, dict[str, Any]()
         denoiser: Denoiser = Guided(counted, how.class_guidance, drop_label)
         if cell.method == SUPERVISED:
             options = {"steps": how.steps, "eta": how.eta, "input_guidance": how.input_guidance}
@@ -283,7 +285,8 @@ class Evaluation:
             tokens = method.run(denoiser, e, cond=told, generator=Ahead(generators(seeds[some], device)))
             filled = model.codec.decode(torch.where(open_ > 0, tokens, e), (x.shape[2], x.shape[3]))
             made.append((model.codec.join(filled, xs, hs) if self.paste else filled).clamp(-1.0, 1.0).cpu())
-        return torch.cat(made), counted.asked
+        levels = ((torch.cat(made) + 1.0) * 127.5).round()  # as in a file
+        return levels / 127.5 - 1.0, counted.asked
 
     @cached_property
     def _likeness(self) -> Likeness:
@@ -332,7 +335,7 @@ class Evaluation:
         parts = self._gathered(spaced(len(store), self.references), _AT_ONCE, seen)
         if parts is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(f".part{os.getpid()}")
+            temporary = file.with_suffix(_part())
             save_file({"features": torch.cat(parts).half()}, temporary)
             os.replace(temporary, file)
 
@@ -356,6 +359,11 @@ class Evaluation:
         sheet(rows).save(folder / f"{self.name(cell)}.png")
 
 
+def _part() -> str:
+    """The suffix of a file that is not whole yet: other machines may write into the same folder."""
+    return f".part{secrets.token_hex(4)}"
+
+
 def _weights(net: UNet | Autoencoder | UncertaintyHead) -> str:
     """A mark of a network's weights, by some of each."""
     some = torch.cat([each.detach().flatten()[:16].float().cpu() for each in net.parameters()])
@@ -370,14 +378,18 @@ def _mark(store: Store) -> str:
 
 
 class Counted:
-    """A denoiser that counts about how many pictures it is asked."""
+    """A denoiser that counts about how many pictures it is asked, and is asked about no more than ``batch`` at a time:
+    guidance asks about twice as many, and DeqIR about all its times at once."""
 
-    def __init__(self, denoiser: Denoiser) -> None:
-        self.denoiser, self.asked = denoiser, 0
+    def __init__(self, denoiser: Denoiser, batch: int) -> None:
+        self.denoiser, self.batch, self.asked = denoiser, batch, 0
 
     def __call__(self, z: Tensor, t: Tensor, cond: Cond | None = None, /) -> Denoised:
         self.asked += len(z)
-        return self.denoiser(z, t, cond)
+        parts = [slice(first, first + self.batch) for first in range(0, len(z), self.batch)]
+        t = t.expand(len(z), *t.shape[1:])
+        out = [self.denoiser(z[part], t[part], None if cond is None else rows(cond, part)) for part in parts]
+        return reduce(concat, out)
 
 
 def _mean(values: Tensor) -> list[float]:

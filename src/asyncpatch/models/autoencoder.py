@@ -127,9 +127,10 @@ class Codebook(nn.Module):
         return (-torch.xlogy(share, share).sum()).exp()
 
     @torch.no_grad()
-    def revive(self, places: Tensor, least: float = 0.01) -> Tensor:
-        """Move codes that are hardly used to ``places`` [codes, d], at which something was encoded; returns which."""
-        dead = self.usage < least
+    def revive(self, places: Tensor, where: Tensor | bool = True, least: float = 0.01) -> Tensor:
+        """Move codes that are hardly used to ``places`` [codes, d], at which something was encoded, ``where`` it was;
+        returns which."""
+        dead = (self.usage < least) & where
         self.codes.copy_(torch.where(dead[:, None], places, self.codes))
         self.usage.masked_fill_(dead, 1.0)
         return dead

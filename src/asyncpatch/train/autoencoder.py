@@ -248,7 +248,7 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         book, known = self.bare.codebook, self._known(batch)  # tokens in a hole are all alike
         found |= {
             "shares": book.shares(out.quantized.numbers, known), "sizes": book.sizes(out.e, known),
-            "places": self._places(whole, batch),
+            "places": self._places(whole, torch.ones_like(known) if self.recipe.locality else known, batch),
         }  # fmt: skip
         return {name: value.detach() for name, value in found.items()}
 
@@ -272,9 +272,10 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         self.accelerator.backward(learnt / pieces)
         return push, {"adversary": fooled, "discriminator": learnt}
 
-    def _places(self, e: Tensor, batch: Holed) -> Tensor:
-        """For every code the encoding of a token of the global batch, of which this is a part: as means over all parts
-        (it is 0 in those that the token is not of)."""
+    def _places(self, e: Tensor, seen: Tensor, batch: Holed) -> Tensor:
+        """For every code the encoding of a token of the global batch, of which this is a part, and whether it was
+        ``seen`` [B, 1, h, w], not in a hole: as means over all parts (it is 0 in those that the token is not of)."""
+        e = torch.cat([e, seen.to(e.dtype)], 1)
         pictures, channels, height, width = e.shape
         generator = torch.Generator(e.device).manual_seed(seed_for(self.recipe.seed, "codes", self.step))
         tokens, codes = height * width, len(self.bare.codebook.codes)
@@ -298,7 +299,8 @@ class AutoencoderTrainer(Learner[AutoencoderRecipe, Holed, Autoencoder]):
         book = self.bare.codebook
         book.note(self._mean(found["shares"]), self._mean(found["sizes"]))
         perplexity = book.perplexity()
-        dead = book.revive(self._mean(found["places"]))
+        places, seen = self._mean(found["places"]).split([book.codes.shape[1], 1], 1)
+        dead = book.revive(places, seen[:, 0] > 0)
         for each in self.averages.values():
             kept = each.weights[CODES]
             kept.copy_(torch.where(dead[:, None], book.codes.detach(), kept))
