@@ -128,8 +128,8 @@ def main() -> None:
         taken = seconds_of_the_network(pipeline.unet, plain.unet, torch.zeros(batch, 3, side, side, device=device))
         print(f"| {batch} | {taken['fp32'] * 1000:.0f} | {taken['chosen'] * 1000:.0f} | "
               f"{taken['fp32'] / taken['chosen']:.2f} | {taken['whole'] * 1000:.0f} |", flush=True)  # fmt: skip
-    size = (side, side)
-    ours = pipeline.plan_inpaint(photo(*size), square(*size, side // 2), seed=0, **HOW)
+    small, gap = photo(side, side), square(side, side, side // 2)
+    ours = pipeline.plan_inpaint(small, gap, seed=0, **HOW)
     works = {"fp32": at_once(lambda: plain.run(ours)), "as chosen": lambda: pipeline.run(ours)}
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(4):  # taking turns
@@ -154,10 +154,9 @@ def main() -> None:
             print(f"| {width}x{height} | {hole_side}x{hole_side} | {pipeline.work(plan):,} | {taken_here:.2f} | "
                   f"{taken_here / seconds[photos[0]]:.2f} |", flush=True)  # fmt: skip
 
-    picture = torch.from_numpy(photo(*size)).permute(2, 0, 1)[None].to(device) / 127.5 - 1
-    hole = square(*size, side // 2)[None].to(device)
+    picture = torch.from_numpy(small).permute(2, 0, 1)[None].to(device) / 127.5 - 1
     began = time.perf_counter()
-    _, asked = repaint(pipeline, picture, hole)
+    _, asked = repaint(pipeline, picture, gap[None].to(device))
     slow = time.perf_counter() - began
     print("\n| method | network calls | seconds |\n|---|---|---|")
     quick = min(wall for wall, _ in took["as chosen"])
