@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -71,6 +72,8 @@ def together() -> Iterator[Team]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    # its functions have the group as a default argument: imported later, they would keep it, and its threads, for good
+    import_module("torch.distributed.nn.functional")
     torch.distributed.init_process_group("gloo", timeout=PATIENCE)
     yield Team(torch.distributed.get_rank(), world)
     leave()
@@ -78,6 +81,6 @@ def together() -> Iterator[Team]:
 
 def leave() -> None:
     """The last thing that a process does which worked beside others: PyTorch may abort one that exits while threads of
-    its group (gloo's) still hold tensors."""
+    its group (gloo's) still run."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
