@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from asyncpatch.completion import Box, Completion, Stage, _rings, boxes, halvings, reduced, reduced_hole
+from asyncpatch.completion import Completion, Stage
 from asyncpatch.oracle import gaussian_field
 from asyncpatch.process import RectifiedFlow
 from asyncpatch.protocols import Cond, Denoised
+from asyncpatch.regions import Box, boxes, halvings, reduced, reduced_hole, rings
 from asyncpatch.steps import ddim
 from oracle import Law, conditional, law_of
 
@@ -210,9 +211,9 @@ def test_rings_are_equally_wide(side, widths):
 def test_no_ring_is_thin(margin):
     hole = torch.ones(1, 1, 1, 8 + margin)
     hole[..., :8] = 0
-    rings = [int(ring.sum()) for ring, _ in _rings(hole, 32, False)]
-    assert sum(rings) == margin
-    assert min(rings) >= max(rings) - 16  # two cells: one of rounding, one that the last may lack
+    sizes = [int(ring.sum()) for ring, _ in rings(hole, 32, False)]
+    assert sum(sizes) == margin
+    assert min(sizes) >= max(sizes) - 16  # two cells: one of rounding, one that the last may lack
 
 
 def test_noise_that_waits_does_not_leak_into_a_ring():

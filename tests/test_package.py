@@ -22,6 +22,7 @@ process
 parameterization oracle
 time_sampling schedules adaptive steps loss
 sampling guidance coverage drawing windows environment codecs
+regions
 completion likelihood baselines
 models data metrics images settings
 plans shipped

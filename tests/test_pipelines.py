@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 
 from asyncpatch import images, pipelines, shipped
-from asyncpatch.completion import boxes
 from asyncpatch.images import ImageError, picture_from
 from asyncpatch.models import placing
 from asyncpatch.models.folder import Model
@@ -14,6 +13,7 @@ from asyncpatch.models.uncertainty import UncertaintyHead
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.plans import Plan, Task
 from asyncpatch.process import RectifiedFlow
+from asyncpatch.regions import boxes
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import synchronous
 from asyncpatch.settings import Settings

@@ -10,11 +10,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from asyncpatch.completion import Box, boxes
 from asyncpatch.drawing import picture, sheet
 from asyncpatch.images import Picture, check_target, write_bytes
 from asyncpatch.pipelines import Glimpse, Made
 from asyncpatch.plans import Plan
+from asyncpatch.regions import Box, boxes
 
 SIDE = 256
 """Pixels of a picture's longer side in an animation, at most."""

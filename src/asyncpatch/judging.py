@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from asyncpatch.completion import boxes
 from asyncpatch.drawing import heat
 from asyncpatch.images import Picture
 from asyncpatch.likelihood import SPAN, ElboTerms, Path, elbo, random_path, schedule_path, synchronous_path
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.plans import Task
 from asyncpatch.protocols import Cond
+from asyncpatch.regions import boxes
 from asyncpatch.sampling import generators
 from asyncpatch.schedules import inpainting
 from asyncpatch.windows import Windows

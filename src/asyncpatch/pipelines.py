@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asyncpatch import plans, shipped
 from asyncpatch.adaptive import LookAhead, schedule_from
-from asyncpatch.completion import Box, Completion, Moment, boxes, halvings
+from asyncpatch.completion import Completion, Moment
 from asyncpatch.guidance import Guided, drop_label, renoise
 from asyncpatch.images import ImageError, Picture, check_target, numbered, write
 from asyncpatch.models.autoencoder import PART, Autoencoder
@@ -34,6 +34,7 @@ from asyncpatch.models.unet import UNet
 from asyncpatch.plans import Plan, doubts, ordered
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import Cond, Denoiser, Noise, Schedule
+from asyncpatch.regions import Box, boxes, halvings
 from asyncpatch.settings import (
     LOOK_AHEAD,
     Settings,

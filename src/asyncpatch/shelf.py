@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncpatch.completion import boxes, halvings
 from asyncpatch.models.folder import HEAD, index_of
 from asyncpatch.pipelines import AsyncPatchPipeline
 from asyncpatch.plans import Plan, doubts
+from asyncpatch.regions import boxes, halvings
 from asyncpatch.shipped import shipped_models
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uvicorn
 from fastapi import FastAPI
 
-from asyncpatch.serving import api, page
+from asyncpatch.serving import api, layout
 from asyncpatch.serving.guard import Guard
 from asyncpatch.serving.jobs import Workshop
 
@@ -14,7 +14,7 @@ def application(workshop: Workshop, token: str | None = None) -> Guard:
     """An ASGI application. Without a token it answers on loopback alone."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(api.router(workshop))
-    return Guard(page.mounted(app, workshop), token=token, most=3 * workshop.limits.bytes)
+    return Guard(layout.mounted(app, workshop), token=token, most=3 * workshop.limits.bytes)
 
 
 def serve(workshop: Workshop, host: str, port: int, token: str | None = None) -> None:
