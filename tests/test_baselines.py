@@ -64,17 +64,48 @@ def test_what_is_known_comes_back_exactly(process, name):
     assert torch.allclose(made[1:2], again, atol=1e-4)  # its own seed alone
 
 
+@pytest.mark.parametrize("name", ["replacement", "repaint", "mcg", "ddrm", "ddnm"])
+def test_a_move_by_hand(process, name):
+    """From 2/3 to 1/3, where the network says c, whatever it is asked: alpha c + sigma times a mixture of the noise
+    that it takes for what is there and of fresh noise n, which in DDIM's steps is chance for sqrt(1 - r^2) of it."""
+    x, c = torch.randn(2, 2, 1, 2, 4, generator=torch.Generator().manual_seed(1))
+    moves = {
+        "replacement": replacement(process, x, HOLE, 3),
+        "repaint": repaint(process, x, HOLE, 3, jump=1, resample=1),
+        "mcg": mcg(process, x, HOLE, 3),
+        "ddrm": ddrm(process, x, HOLE, 3),
+        "ddnm": ddnm(process, x, HOLE, 3),
+    }
+    visits, drawn = [], generators([4, 5])
+    moves[name].run(lambda z, t, cond: Denoised(c + 0.0 * z), x, generator=generators([4, 5]), callback=visits.append)
+    _, _, n = (draw_noise(x, drawn) for _ in range(3))  # the first is the canvas, the second of the move before
+    now, then = visits[1], visits[2]
+    assert (float(now.t[0, 0, 0, 0]), float(then.t[0, 0, 0, 0])) == pytest.approx((2 / 3, 1 / 3))
+    (a, b), (alpha, sigma) = ((process.alpha(t), process.sigma(t)) for t in (now.t, then.t))
+    eps, chance = (now.z - a * c) / b, (1 - (a * sigma / (alpha * b)) ** 2) ** 0.5
+    rest = (1 - 0.85**2) ** 0.5
+    hole, known = {
+        "replacement": (eps, n),
+        "repaint": ((1 - chance**2) ** 0.5 * eps + chance * n, n),
+        "mcg": ((1 - chance**2) ** 0.5 * eps + chance * n, n),
+        "ddrm": (rest * eps + 0.85 * n, n),
+        "ddnm": (rest * eps + 0.85 * n, rest * eps + 0.85 * n),
+    }[name]
+    wanted = torch.where(HOLE > 0, alpha * c + sigma * hole, alpha * x + sigma * known)
+    assert torch.allclose(then.z, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("method", "calls"),
     [
-        (lambda p, x: replacement(p, x, HOLE, 250), 250),
+        (lambda p, x: replacement(p, x, HOLE), 250),
         (lambda p, x: repaint(p, x, HOLE), 2410),
-        (lambda p, x: mcg(p, x, HOLE, 40), 40),
+        (lambda p, x: mcg(p, x, HOLE), 250),
         (lambda p, x: ddrm(p, x, HOLE), 20),
         (lambda p, x: ddnm(p, x, HOLE), 100),
     ],
 )
-def test_the_network_is_asked_as_often_as_published(exact, x, method, calls):
+def test_how_often_the_network_is_asked(exact, x, method, calls):
     counted = Counted(lambda z, t, cond: Denoised(0.5 * z))
     method(RectifiedFlow(), x.float()).run(counted, x.float(), generator=torch.Generator().manual_seed(0))
     assert counted.calls == calls
@@ -172,9 +203,16 @@ def test_deqir_finds_what_ddnm_walks_to(exact, x):
 
 
 def test_deqir_asks_about_15_times_15_times_over_and_once_more(exact, x):
-    counted = Counted(exact)
-    deqir(RectifiedFlow(), x, HOLE, tolerance=0.0).run(counted, x, generator=generators([0]))
-    assert (counted.calls, counted.pictures) == (16, 16 * 15)
+    def run(**options):
+        counted = Counted(exact)
+        made = deqir(RectifiedFlow(), x, HOLE, **options).run(counted, x, generator=generators([0]))
+        return made, (counted.calls, counted.pictures)
+
+    assert run(tolerance=0.0)[1] == (16, 16 * 15)
+    usual = run()
+    assert torch.equal(usual[0], run(memory=5, tolerance=1e-2)[0])
+    assert not torch.equal(usual[0], run(memory=3)[0])
+    assert usual[1] != run(tolerance=0.1)[1]
 
 
 def test_acceleration_mixes_each_state_by_its_own_least_squares(generator):
@@ -216,14 +254,15 @@ def test_mcg_goes_down_the_gradient_of_a_distance(generator):
     """That of ||m (y - A z)|| in z is -A^T m (y - A z) / ||m (y - A z)||, of each picture by itself."""
     A, x = torch.randn(8, 8, generator=generator), 3.0 * torch.randn(2, 1, 2, 4, generator=generator)
     z = draw_noise(x, generators([4, 5]))
-    method = mcg(RectifiedFlow(), x, HOLE, 1, weight=0.7)  # one step, which ends at x-hat itself
-    made = method.run(
-        lambda z, t, cond: Denoised((z.flatten(1) @ A.T).view_as(z)), x, generator=generators([4, 5])
-    ).flatten(1)
-    for k in range(2):
-        missed = (x[k].flatten() - A @ z[k].flatten()) * ~INSIDE
-        wanted = A @ z[k].flatten() + 0.7 * A.T @ missed / missed.square().sum().sqrt()
-        assert torch.allclose(made[k][INSIDE], wanted[INSIDE], atol=1e-5)
+    for weight, told in ((0.7, {"weight": 0.7}), (1.0, {})):
+        method = mcg(RectifiedFlow(), x, HOLE, 1, **told)  # one step, which ends at x-hat itself
+        made = method.run(
+            lambda z, t, cond: Denoised((z.flatten(1) @ A.T).view_as(z)), x, generator=generators([4, 5])
+        ).flatten(1)
+        for k in range(2):
+            missed = (x[k].flatten() - A @ z[k].flatten()) * ~INSIDE
+            wanted = A @ z[k].flatten() + weight * A.T @ missed / missed.square().sum().sqrt()
+            assert torch.allclose(made[k][INSIDE], wanted[INSIDE], atol=1e-5)
 
 
 def test_conditions_reach_the_denoiser(x):

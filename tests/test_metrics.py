@@ -208,6 +208,29 @@ def test_ssim_by_its_formula(generator):
     assert ssim_in_hole(x, y, 0 * hole).isnan().all()
 
 
+def test_ssim_of_colours_is_the_mean_over_channels(generator):
+    x, y = torch.rand(2, 2, 3, 16, 16, generator=generator) * 2 - 1
+    hole = (torch.rand(2, 1, 16, 16, generator=generator) > 0.5).float()
+    each = [ssim_in_hole(x[:, k : k + 1], y[:, k : k + 1], hole) for k in range(3)]
+    assert torch.allclose(ssim_in_hole(x, y, hole), torch.stack(each).mean(0), atol=1e-6)
+    assert (each[0] - each[1]).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("side", [64, 300])
+def test_what_the_feature_network_is_shown(side, monkeypatch):
+    """A picture as Pillow enlarges or reduces it to 224 pixels, cut to its 256 levels; less 127, over 128."""
+    levels = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
+    levels[: side // 2] = 255 * (levels[: side // 2] > 127)  # edges, which a cubic overshoots
+    shown, features = [], metrics.LiteFeatures()
+    monkeypatch.setattr(
+        features.net, "extract_features", lambda x: (shown.append(x), torch.arange(8.0).view(1, 2, 2, 2))[1]
+    )
+    assert features(torch.from_numpy(levels).permute(2, 0, 1)[None]).tolist() == [[1.5, 5.5]]  # means over the map
+    for channel, seen in enumerate(shown[0][0]):
+        whole = Image.fromarray(levels[..., channel].astype(np.float32)).resize((224, 224), Image.Resampling.BICUBIC)
+        assert np.allclose(seen * 128 + 127, np.asarray(whole).clip(0, 255), atol=0.01)
+
+
 def test_precision_and_recall_by_hand():
     """On a line, with one neighbour: real pictures at 0, 1 and 3 reach 1, 1 and 2 far; made ones at 2, 9 and 9.5 reach
     7, 0.5 and 0.5."""
@@ -217,6 +240,8 @@ def test_precision_and_recall_by_hand():
     assert recall == pytest.approx(1.0)  # all within 7 of 2
     far = precision_and_recall(real, made + 100.0, neighbours=1)
     assert far == (0.0, 0.0)
+    at_the_rim = precision_and_recall(real, torch.tensor([[5.0], [9.0], [9.5]]), neighbours=1)
+    assert at_the_rim[0] == pytest.approx(1 / 3)  # 3 reaches 5, and no further
 
 
 def test_precision_and_recall_of_the_same_law_are_high_and_of_a_narrow_one_differ(generator):
@@ -261,6 +286,8 @@ def test_the_error_of_a_frechet_distance_of_few_pictures_with_dependent_features
 
 def test_the_kernel_distance_by_its_formula(generator):
     """Of one subset that is the whole set: the unbiased squared MMD."""
+    usual = kernel_distance()
+    assert (usual.subset_size, usual.subsets) == (1000, 100)
     metric = kernel_distance(subset=12, subsets=1)
     real, made = (torch.randint(0, 256, (12, 3, 40, 40), generator=generator, dtype=torch.uint8) for _ in range(2))
     made = made // 2
