@@ -12,14 +12,15 @@ By (3) a token of which any pixel is to be made is made; and so are those beside
 
 Pixels that are known are put back in the end. Those beside them came out of D, which is not exact, and of tokens that
 were made anew; by how much the known ones are missed there, d = x - D(...), is made up for near them too, or there
-would be an edge. With k = 1 - m and a blur B over about two tokens:
+would be an edge. With k = 1 - m and blurs B over about two tokens, half of that, and so on to the next pixels, each of
+which mends what the one before has left, nearer to what is known:
 
-    (4)  D + min(1, 2 B k) B(k d) / B k             in the hole
+    (4)  D + c,   c <- c + min(1, w B k) (B(k d) / B k - c),   c = 0 at first             in the hole
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -169,16 +170,22 @@ class Latents:
 
     def join(self, made: Tensor, given: Tensor, hole: Tensor, *, wrap: bool = False) -> Tensor:
         known = (hole <= 0).to(made.dtype)
+        missed = known * (given - made)
+        added = torch.zeros_like(made)
+        for radius, times in self._blurs():
+            weight = 2.0 if times > 1 else 3.0  # 1 beside a straight border
+            near = _blurred(known, radius, times, wrap)
+            mean = _blurred(missed, radius, times, wrap) / near.clamp_min(1e-6)
+            added = added + (weight * near).clamp_max(1.0) * (mean - added)
+        return torch.where(hole > 0, (made + added).clamp(-1.0, 1.0), given)
 
-        def blurred(field: Tensor) -> Tensor:
-            for _ in range(2):
-                sides = functional.pad(field, [self.factor] * 4, mode="circular" if wrap else "replicate")
-                field = functional.avg_pool2d(sides, 2 * self.factor + 1, stride=1)
-            return field
-
-        near = blurred(known)
-        missed = blurred(known * (given - made)) / near.clamp_min(1e-6)
-        return torch.where(hole > 0, (made + (2.0 * near).clamp_max(1.0) * missed).clamp(-1.0, 1.0), given)
+    def _blurs(self) -> Iterator[tuple[int, int]]:
+        """The radii of boxes, and how many of them one after the other: from about two tokens to the next pixels."""
+        radius = 2 * self.factor
+        while radius:
+            yield radius, 2
+            radius //= 2
+        yield 1, 1
 
     def _scale(self, e: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = (  # by way of the CPU, so that nothing waits for a GPU
@@ -228,6 +235,13 @@ class Latents:
         if wrap:
             return functional.pad(x, [rim] * 4, mode="circular")
         return functional.pad(x, (0, -x.shape[3] % self.factor, 0, -x.shape[2] % self.factor), mode="replicate")
+
+
+def _blurred(field: Tensor, radius: int, times: int, wrap: bool) -> Tensor:
+    for _ in range(times):
+        sides = functional.pad(field, [radius] * 4, mode="circular" if wrap else "replicate")
+        field = functional.avg_pool2d(sides, 2 * radius + 1, stride=1)
+    return field
 
 
 def _cut(field: Tensor, rim: int, size: tuple[int, int]) -> Tensor:

@@ -131,7 +131,7 @@ def test_shares_are_counted():
     assert book.shares(numbers, torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])).tolist() == [2.0, 0.0, 2.0, 0.0]
     book.usage.fill_(1.0)
     assert float(book.perplexity()) == pytest.approx(4.0)
-    book.note(torch.tensor([2.0, 0.0, 2.0, 0.0]), torch.zeros(3, 3), decay=0.0)
+    book.note(torch.tensor([2.0, 0.0, 2.0, 0.0]), torch.zeros(3, 3), usage_decay=0.0)
     assert float(book.perplexity()) == pytest.approx(2.0)
 
 

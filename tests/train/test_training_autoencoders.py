@@ -31,7 +31,7 @@ from runs import TINY, TINY_VQ, losses, tensors_of
 from watch import CountWaits
 
 # Losses of 10 steps as first computed (torch 2.13, CPU). They change only if training changes: say why when they do.
-GOLDEN = [0.492093, 0.378762, 0.357475, 0.33671, 0.262129, 0.280062, 0.264806, 0.302575, 0.30221, 0.350805]
+GOLDEN = [0.492093, 0.379822, 0.3486, 0.312732, 0.244641, 0.242793, 0.433165, 0.283785, 0.278745, 0.286623]
 
 
 def trained(recipe, data, run, **options):
@@ -145,7 +145,7 @@ def test_what_is_noted_of_a_batch_is_of_known_tokens():
     assert torch.allclose(moments[1], tokens.std(0, unbiased=False), atol=1e-4)
     used = found["shares"] > 1.0
     assert 0 < used.sum() < 32
-    assert torch.allclose(net.codebook.usage[used], 0.01 * found["shares"][used])
+    assert torch.allclose(net.codebook.usage[used], 0.05 * found["shares"][used])
     assert found["locality"].item() == pytest.approx(locality.item(), rel=1e-4)
     assert trainer.change.item() == found["locality"].item() > 0  # for the next step
 
@@ -481,7 +481,9 @@ def test_fine_tuning_starts_from_a_folder(data, tmp_path):
     frozen = replace(TINY_VQ, steps=1, rate=1e-30, width=99, codes=7)  # its network is that of the folder
     trained(frozen, data, tmp_path / "second", init=str(tmp_path / "first/model"))
     a, b = (dict(Autoencoder.load(tmp_path / name / "model").named_parameters()) for name in ("first", "second"))
-    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
+    same = (a["codebook.codes"] - b.pop("codebook.codes")).abs().amax(1) < 1e-6
+    assert same.float().mean() > 0.5  # the others were dead, and were moved
+    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in b)
 
 
 def test_what_does_not_fit_is_refused(data, tmp_path):

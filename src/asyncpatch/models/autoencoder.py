@@ -105,9 +105,10 @@ class Codebook(nn.Module):
         return (torch.stack([torch.ones_like(e), e, e.square()]) * weight).mean((1, 3, 4))
 
     @torch.no_grad()
-    def note(self, shares: Tensor, sizes: Tensor, decay: float = 0.99) -> None:
-        """Go on averaging with the ``shares`` and ``sizes`` of a batch."""
-        self.usage.lerp_(shares, 1.0 - decay)
+    def note(self, shares: Tensor, sizes: Tensor, decay: float = 0.99, usage_decay: float = 0.95) -> None:
+        """Go on averaging with the ``shares`` and ``sizes`` of a batch. Usage is forgotten sooner: at first encodings
+        leave their codes behind, and one that was just moved is dead again for long before a slow average tells."""
+        self.usage.lerp_(shares, 1.0 - usage_decay)
         self.encoded.lerp_(sizes, 1.0 - decay)
 
     @torch.no_grad()
