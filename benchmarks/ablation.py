@@ -14,8 +14,8 @@ OUT/results.png and OUT/guidance.png from whatever is there. ``--quick`` does it
 works.
 
 With ``--latents`` all three are about models of the latents of an autoencoder (``train --autoencoder FOLDER``), at
-128x128, as in the paper's tables of those: AsyncPatch, the baseline with RePaint, and supervised, all on 1,000
-pictures.
+128x128, as in the paper's tables of those: AsyncPatch, the baseline with RePaint, supervised, and the mixture that
+ships, all on 1,000 pictures.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ PIXELS = Suite(
     papers_lpips="on ImageNet at 64x64 with a network of 60M",
 )
 LATENTS = Suite(
-    variants={name: PIXELS.variants[name] for name in (BASELINE, "asyncpatch", SUPERVISED)},
+    variants={name: PIXELS.variants[name] for name in (BASELINE, "asyncpatch", SUPERVISED, "mixture")},
     rivals=("repaint",),
     hosts=(BASELINE,),
     few=1000,

@@ -218,7 +218,7 @@ def test_the_documented_figures_are_those_recorded(tmp_path, capsys):
     ("said", "names", "suite"),
     [
         ("evaluate -o out --quick perlin mixture", ["perlin", "mixture"], ablation.PIXELS),
-        ("evaluate --latents -o out", ["baseline", "asyncpatch", "supervised"], ablation.LATENTS),
+        ("evaluate --latents -o out", ["baseline", "asyncpatch", "supervised", "mixture"], ablation.LATENTS),
     ],
 )
 def test_the_command_line(said, names, suite, monkeypatch):
