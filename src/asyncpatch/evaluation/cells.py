@@ -27,8 +27,8 @@ RIVALS: dict[str, Callable[..., baselines.Method]] = {
         baselines.supervised,
     )
 }
-"""Methods that ask with one time per picture, each with the number of steps that it was published with (but for
-``supervised``, which has a network of its own and goes by the settings)."""
+"""Methods that ask with one time per picture, each with its own number of steps (but for ``supervised``, which has a
+network of its own and goes by the settings)."""
 
 Result = dict[str, Any]
 """What was found for a cell, by name."""
