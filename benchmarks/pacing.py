@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from asyncpatch.cli.pictures import shard_from
+from asyncpatch.cli.common import shard_from
 from asyncpatch.evaluation import OURS, SAMPLES, Cell, Result
 from asyncpatch.parameterization import structureless
 from asyncpatch.pipelines import AsyncPatchPipeline

@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from asyncpatch.cli import app
-from asyncpatch.cli.pictures import shard_from, size_from
+from asyncpatch.cli.common import shard_from, size_from
 from asyncpatch.pipelines import AsyncPatchPipeline, Speed
 from asyncpatch.progress import spoken
 from asyncpatch.settings import Settings

@@ -1,20 +1,36 @@
-"""What all commands share: how they fail, and options made from the fields of a dataclass."""
+"""What all commands share: how they fail, options made from the fields of a dataclass, and texts that mean numbers."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
+from asyncpatch.machine import is_out_of_memory  # not when there is no memory left to import it
 from asyncpatch.options import choices, types_of
 
 
 def fail(message: object, code: int = 2) -> typer.Exit:
     typer.secho(f"error: {message}", fg="red", err=True)
     return typer.Exit(code)
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """What a user can mend is one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        raise fail(error) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        raise fail("out of memory: use a smaller picture, or fewer candidates (-n)") from None
 
 
 def option(name: str, kind: Any, default: Any, how: Any) -> inspect.Parameter:
@@ -55,3 +71,20 @@ def with_options(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable[...
         return command
 
     return extended
+
+
+def size_from(text: str) -> tuple[int, int]:
+    """(height, width) from WIDTHxHEIGHT, or one number for a square."""
+    found = re.fullmatch(r"(\d{1,6})(?:\s*[xX*]\s*(\d{1,6}))?", text.strip())
+    if not found:
+        raise ValueError(f"a size is WIDTHxHEIGHT, such as 512x512, got {text!r}")
+    width = int(found[1])
+    return int(found[2] or width), width
+
+
+def shard_from(text: str) -> tuple[int, int]:
+    """(i - 1, n) from i/n, i from 1 to n."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--shard must be i/n with i from 1 to n, such as 1/8, got {text!r}")
+    return int(found[1]) - 1, int(found[2])

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpatch.cli.common import with_options
-from asyncpatch.cli.pictures import MACHINE, open_pipeline, said_plainly, shard_from
+from asyncpatch.cli.common import said_plainly, shard_from, with_options
+from asyncpatch.cli.models import MACHINE, open_pipeline
 from asyncpatch.settings import INPUT_GUIDANCE, Settings, solver_for_new
 
 app = typer.Typer()

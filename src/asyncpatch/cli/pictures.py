@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpatch.cli.common import fail, field_options, option, with_options
-from asyncpatch.machine import is_out_of_memory  # not when there is no memory left to import it
+from asyncpatch.cli.common import field_options, option, said_plainly, shard_from, size_from, with_options
+from asyncpatch.cli.models import MACHINE, found_model, open_shelf
 from asyncpatch.options import parse, types_of
 from asyncpatch.settings import INPUT_GUIDANCE, LABEL_GUIDANCE, QUALITIES, STEPS_BY, Settings, solver_for_new
 
@@ -62,26 +60,6 @@ _NEW_SAMPLING = field_options(
     },
 )
 _SAMPLING = field_options(Settings, "Sampling", {"input_guidance": INPUT_GUIDANCE})
-MACHINE = [
-    option("model", str | None, None, typer.Option(help="folder, or name of one that ships: see 'asyncpatch info' "
-                                                        "[default: chosen of these]", metavar="FOLDER|NAME",
-                                                   rich_help_panel="Machine", show_default=False)),
-    option("device", str, "auto", typer.Option(help="auto, cuda, mps or cpu", rich_help_panel="Machine")),
-    option("precision", str, "auto", typer.Option(help="auto, fp32, bf16 or fp16", rich_help_panel="Machine")),
-]  # fmt: skip
-
-
-@contextmanager
-def said_plainly() -> Iterator[None]:
-    """What a user can mend is one line and exit code 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        raise fail(error) from None
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-            raise
-        raise fail("out of memory: use a smaller picture, or fewer candidates (-n)") from None
 
 
 @dataclass(frozen=True)
@@ -178,54 +156,6 @@ class Job:
             typer.echo(f"wrote {self.gif} ({together})")
 
 
-def open_shelf(model: str | None, device: str, precision: str, compiled: bool = False) -> Shelf:
-    """The model that was said, or all that ship."""
-    import diffusers
-
-    from asyncpatch.pipelines import AsyncPatchPipeline
-    from asyncpatch.shelf import Shelf
-    from asyncpatch.shipped import shipped_model, shipped_models
-
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-
-    def read(folder: Path) -> AsyncPatchPipeline:
-        try:
-            pipeline = AsyncPatchPipeline.from_pretrained(folder)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # broken weights, or an index that is none, raise all kinds
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{folder}: cannot be read as a model: {said}") from error
-        return pipeline.prepare(device, precision, compiled=compiled)
-
-    if model is not None:
-        folder = found_model(model)
-        return Shelf({folder.absolute().name: folder}, read)
-    shipped_model()  # that there is one
-    return Shelf(shipped_models(), read)
-
-
-def open_pipeline(model: str | None, device: str, precision: str, compiled: bool = False) -> AsyncPatchPipeline:
-    """The model that was said, or the usual one."""
-    shelf = open_shelf(model, device, precision, compiled)
-    if len(shelf.about) > 1:
-        typer.echo(f"model {shelf.usual}", err=True)
-    return shelf[shelf.usual]
-
-
-def found_model(model: str) -> Path:
-    """The folder that is meant: by its path, or by the name of a model that ships."""
-    from asyncpatch.shipped import shipped
-
-    folder = Path(model)
-    if not folder.exists():
-        return shipped(model)
-    if not (folder / "model_index.json").is_file() and (folder / "model/model_index.json").is_file():
-        raise FileNotFoundError(f"{folder} is no model folder; did you mean {folder / 'model'}?")
-    return folder
-
-
 def is_folder(path: Path) -> bool:
     """Whether a path that was given for results means a folder; one that cannot be made is refused."""
     for each in path.parents:
@@ -291,23 +221,6 @@ def with_progress(pipeline: AsyncPatchPipeline, plan: Plan, watch: Callable[[Gli
                 watch(glimpse)
 
         return pipeline.run(plan, onlooker)
-
-
-def size_from(text: str) -> tuple[int, int]:
-    """(height, width) from WIDTHxHEIGHT, or one number for a square."""
-    found = re.fullmatch(r"(\d{1,6})(?:\s*[xX*]\s*(\d{1,6}))?", text.strip())
-    if not found:
-        raise ValueError(f"a size is WIDTHxHEIGHT, such as 512x512, got {text!r}")
-    width = int(found[1])
-    return int(found[2] or width), width
-
-
-def shard_from(text: str) -> tuple[int, int]:
-    """(i - 1, n) from i/n, i from 1 to n."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise ValueError(f"--shard must be i/n with i from 1 to n, such as 1/8, got {text!r}")
-    return int(found[1]) - 1, int(found[2])
 
 
 @app.command("generate")

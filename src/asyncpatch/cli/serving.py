@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpatch.cli.common import field_options, with_options
-from asyncpatch.cli.pictures import MACHINE, open_shelf, said_plainly
+from asyncpatch.cli.common import field_options, said_plainly, with_options
+from asyncpatch.cli.models import MACHINE, open_shelf
 from asyncpatch.options import parse, types_of
 from asyncpatch.serving.limits import Limits
 
