@@ -207,6 +207,21 @@ def test_rings_are_equally_wide(side, widths):
     assert row == [min(width, known - sum(widths[:k])) for k, width in enumerate(widths)]
 
 
+@pytest.mark.parametrize(
+    ("size", "coarsest"),
+    [
+        ((64, 64), (64, 64)), ((66, 66), (66, 66)), ((100, 100), (100, 100)), ((112, 112), (56, 56)),
+        ((128, 128), (64, 64)), ((136, 136), (68, 68)), ((256, 250), (64, 63)), ((128, 192), (64, 96)),
+        ((64, 512), (64, 512)), ((40, 300), (40, 300)),
+    ],
+)  # fmt: skip
+def test_nothing_is_filled_from_noise_on_a_canvas_much_smaller_than_a_window(size, coarsest):
+    stages = list(completion(Grey(), window=64).stages(torch.ones(1, 1, *size)))
+    assert tuple(stages[0].start.shape[2:]) == coarsest
+    assert tuple(stages[-1].start.shape[2:]) == size
+    assert (stages[0].start == 1).all()
+
+
 @pytest.mark.parametrize("margin", [161, 201, 322, 73, 34])
 def test_no_ring_is_thin(margin):
     hole = torch.ones(1, 1, 1, 8 + margin)

@@ -34,7 +34,7 @@ from asyncpatch import checks
 from asyncpatch.codecs import PIXELS, Codec
 from asyncpatch.process import Process
 from asyncpatch.protocols import Cond, Denoised, Denoiser, Noise, Schedule, Step, Visit
-from asyncpatch.regions import UNKNOWN, halvings, reduced, reduced_hole, rings
+from asyncpatch.regions import UNKNOWN, reduced, reduced_hole, rings, scales
 from asyncpatch.sampling import draw_noise, generators, sample
 from asyncpatch.schedules import OpenLoop, from_map, inpainting
 from asyncpatch.windows import Windows
@@ -190,12 +190,12 @@ class Completion:
 
     def _scales(self, start: Tensor, wait: Tensor) -> Iterator[Stage]:
         """One turn, from coarse to fine."""
-        scales = halvings(start, max(start.shape[2:]), self.window, wait, self.wrap)
+        first = scales(start, self.window, wait, self.wrap)
         if self.rings:
-            scales = min(scales, 1)  # halved, a ring is about as near to what is known as it has to be
-        for scale in reversed(range(scales + 1)):
+            first = min(first, 1)  # halved, a ring is about as near to what is known as it has to be
+        for scale in reversed(range(first + 1)):
             now = reduced_hole(start, 2**scale)
-            before = now > (self.refine if scale < scales else 1.0)
+            before = now > (self.refine if scale < first else 1.0)
             now = torch.where(before, self.refine, now)
             later = torch.where(now > 0, 0.0, reduced_hole(wait, 2**scale))
             yield Stage(2**scale, now, later, before, round(self.steps * float(now.max()) + 0.499))

@@ -34,7 +34,7 @@ from asyncpatch.models.unet import UNet
 from asyncpatch.plans import Plan, doubts, ordered
 from asyncpatch.process import PROCESSES
 from asyncpatch.protocols import Cond, Denoiser, Noise, Schedule
-from asyncpatch.regions import Box, boxes, halvings
+from asyncpatch.regions import Box, boxes, scales
 from asyncpatch.settings import (
     LOOK_AHEAD,
     Settings,
@@ -329,7 +329,7 @@ class AsyncPatchPipeline(DiffusionPipeline):
             for k, box in enumerate([whole] if plan.rings else boxes(hole, window)):
                 part = box.of(hole)
                 # what a picture becomes must not depend on what else is in its batch: not even its stages
-                stages = number if plan.rings else halvings(part[None, None], max(part.shape), window)
+                stages = number if plan.rings else scales(part[None, None], window)
                 kind = (*part.shape, stages, float(part.max()))
                 for candidate, seed in enumerate(task.seeds):
                     alike.setdefault(kind, []).append(Row(number, candidate, box, _mixed(seed, k)))

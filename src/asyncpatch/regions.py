@@ -1,7 +1,7 @@
 """Where holes are, how far from what is known, and how much of the picture around them is needed.
 
 (1)  a hole is looked at in a picture that is halved until nothing of it is further than a quarter of a window from
-     what is known, or the window sees all of it (``halvings``);
+     what is known, or the window sees all of it (``halvings``), as far as its box is large enough (``scales``);
 (2)  its box has a context in proportion, so that the rest of a photo costs nothing (``boxes``);
 (3)  or it is cut to rings around what is known, half a window wide (``rings``).
 """
@@ -18,6 +18,9 @@ from torch.nn import functional
 
 UNKNOWN = 0.95
 """The time from which nothing is left of a pixel that others could go by."""
+
+SMALLEST = 7 / 8
+"""Of a window: what is filled from noise, unless the picture itself is smaller."""
 
 
 def reduced_hole(hole: Tensor, factor: int) -> Tensor:
@@ -48,6 +51,17 @@ def halvings(hole: Tensor, side: int, window: int, wait: Tensor | None = None, w
                 break
             scales += 1
     return scales
+
+
+def scales(hole: Tensor, window: int, wait: Tensor | None = None, wrap: bool = False) -> int:
+    """How often a box with this hole is halved at first: as often as ``halvings`` says, but to no less than SMALLEST of
+    a window across and down. A network that has only seen windows makes nothing sensible of much smaller canvases; of
+    larger ones several windows together do."""
+    height, width = hole.shape[2:]
+    found = halvings(hole, max(height, width), window, wait, wrap)
+    while found and min(height, width) < SMALLEST * window * 2**found:
+        found -= 1
+    return found
 
 
 def near(where: Tensor, distance: int, wrap: bool = False) -> Tensor:

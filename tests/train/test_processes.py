@@ -110,12 +110,14 @@ def test_two_processes_train_an_autoencoder_as_one_does(data, tmp_path):
     logs = [[line for line in read_log(run) if "loss" in line] for run in (one, two)]
     for a, b in zip(*logs, strict=True):
         for name in a.keys() - {"pictures_per_second"}:
-            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
+            share = 1e-2 if name == "perplexity" else 1e-3  # rounding may take a token to another code
+            assert b[name] == pytest.approx(a[name], rel=share, abs=1e-5), name
     a, b = tensors_of(one, 6), tensors_of(two, 6)
     assert a.keys() == b.keys()
     assert any(name.startswith("adversary/adam/") for name in a)
     for name in a:
-        assert torch.allclose(a[name], b[name], rtol=1e-2, atol=1e-4), name
+        share = 5e-2 if name == "buffers/codebook.usage" else 1e-2
+        assert torch.allclose(a[name], b[name], rtol=share, atol=1e-4), name
 
 
 def test_a_batch_that_cannot_be_shared_is_said(data, tmp_path):
