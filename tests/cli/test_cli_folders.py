@@ -1,5 +1,6 @@
 """Folders in, folders out."""
 
+import os
 import re
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_every_picture_is_filled_and_keeps_its_place(here, run):
         x, hole, made = (np.asarray(Image.open(each)) for each in files)
         assert np.array_equal(made[hole == 0], x[hole == 0])
         assert not np.array_equal(made[hole > 0], x[hole > 0])
+
+
+def test_where_nothing_can_be_written_nothing_is_done(here, run, monkeypatch):
+    (here / "out").mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "out" not in str(path) and may(path, mode))
+    done = run("photos", "--masks", "masks", "-o", "out/deeper")
+    assert done.exit_code == 2
+    assert "may not write into out" in done.output
+    assert names(here / "out") == []
 
 
 def test_one_of_them_alone_comes_out_the_same(here, run):

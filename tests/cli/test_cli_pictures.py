@@ -1,8 +1,10 @@
 """Pictures from the command line: files, notes and seeds; errors in one line, exit code 2, and nothing half written."""
 
+import os
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -117,6 +119,19 @@ def test_generating_by_label_on_one_sheet_with_an_animation(here, run):
         assert gif.info["duration"] >= 1000
     assert run("generate", "--size", "24x40", "-o", "tall.png").exit_code == 0
     assert size_of("tall.png") == (24, 40)
+
+
+def test_candidates_keep_their_places_in_a_gif_whatever_their_rank(run, monkeypatch):
+    monkeypatch.setattr(
+        "asyncpatch.cli.pictures.ranked",
+        lambda pipeline, plan, made: replace(made, pictures=made.pictures[::-1], seeds=made.seeds[::-1]),
+    )
+    drawn = []
+    monkeypatch.setattr("asyncpatch.frames.Frames.write", lambda self, made, *rest, **how: drawn.append(made.seeds))
+    done = run("generate", "--label", "tabby", "-n", 3, "--seed", 3, "--rank", "-o", "new.png", "--gif", "run.gif")
+    assert done.exit_code == 0, done.output
+    assert re.findall(r"seeds? ([\d, ]+)", done.output) == ["5", "4", "3", "3, 4, 5"]
+    assert drawn == [[3, 4, 5]]
 
 
 def test_the_animation_ends_with_the_result(here, run):
@@ -420,3 +435,13 @@ def test_sizes_and_shards_are_read():
     for wrong in ("0/8", "9/8", "1", "a/b", "1/0"):
         with pytest.raises(ValueError, match="i from 1 to n"):
             shard_from(wrong)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_do_not_spin_long_unless_they_are_told_to(given, wanted):
+    code = "import asyncpatch.cli, os, sys; assert 'torch' not in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
+    plain = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env={**plain, **given}, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == wanted

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncpatch.cli.pictures import LONG, Job, is_folder
 from asyncpatch.data.sources import PICTURES
-from asyncpatch.images import ImageError, numbered, write
+from asyncpatch.images import ImageError, check_target, numbered, write
 from asyncpatch.machine import is_out_of_memory
 from asyncpatch.pipelines import AsyncPatchPipeline, Glimpse, Watch
 from asyncpatch.plans import Plan
@@ -71,6 +71,8 @@ def inpaint_folder(
         typer.echo(f"{len(mine) - len(todo)} of {len(mine)} pictures are there already", err=True)
     if not todo:
         return
+    for path in todo:
+        check_target(targets[path][0], force=True, parents=True)
     shelf = job.shelf()
     # a plan of nothing: it draws the seed, which is then the same for all, and refuses what is wrong for all
     nothing = shelf.choose(lambda pipeline: pipeline.plan_generate(**job.chosen), job.label)

@@ -137,23 +137,25 @@ class Job:
         notes = list(plan.notes)
         frames = Frames(plan, pipeline.model.resolution) if self.gif else None
         made = with_progress(pipeline, plan, frames)[0]
-        if self.rank:
-            made = ranked(pipeline, plan, made)
+        ran, made = made, ranked(pipeline, plan, made) if self.rank else made
         pictures = [picture_from(contact_sheet(plan, made))] if self.grid else made.pictures
         for file in (files[0], *([self.gif] if self.gif else [])):
             file.parent.mkdir(parents=True, exist_ok=True)
         for picture, file in zip(pictures, files, strict=True):
             notes += write(picture, file, force=self.force, inputs=[*inputs, *self.own_inputs])
         if frames is not None and self.gif:
-            frames.write(made, self.gif, force=self.force)
+            frames.write(ran, self.gif, force=self.force)
         for note in dict.fromkeys(notes):
             typer.echo(f"note: {note}", err=True)
-        together = f"seed {made.seeds[0]}" if self.n == 1 else f"seeds {', '.join(map(str, made.seeds))}"
-        seeds = [together] if self.grid else [f"seed {seed}" for seed in made.seeds]
-        for file, said in zip(files, seeds, strict=True):
-            typer.echo(f"wrote {file} ({said})")
+
+        def together(seeds: Sequence[int]) -> str:
+            return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+        said = [together(made.seeds)] if self.grid else [together([seed]) for seed in made.seeds]
+        for file, its in zip(files, said, strict=True):
+            typer.echo(f"wrote {file} ({its})")
         if self.gif:
-            typer.echo(f"wrote {self.gif} ({together})")
+            typer.echo(f"wrote {self.gif} ({together(ran.seeds)})")
 
 
 def is_folder(path: Path) -> bool:

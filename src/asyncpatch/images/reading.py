@@ -25,8 +25,11 @@ from asyncpatch.images.picture import (
     require_pixels,
 )
 
-SNAP = 16
-"""Of 255: how near to black or white a level of a lossy mask counts as black or white."""
+SNAP = 40
+"""Of 255: how near to black or white a level of a lossy mask counts as black or white: as far as JPEG at its usual
+quality strays beside a stroke."""
+_ALIKE = 16
+"""Of 255: how far colours of one paint may lie apart."""
 
 _FAINT = 8.5 / 255  # a mask of which nothing is brighter is not meant to be so dark
 
@@ -196,7 +199,7 @@ def _whiteness(read: Decoded, name: str, invert: bool, notes: list[str]) -> NDAr
                 f"{'stay' if invert else 'change'}"
             )
         shows = colours[alpha >= alpha.max() / 2]  # at the rim of a stroke colours are rounded beyond use
-        if np.ptp(shows, axis=0).max() <= SNAP / 255:
+        if np.ptp(shows, axis=0).max() <= _ALIKE / 255:
             what = "stays, the rest is repainted" if invert else "is repainted"
             notes.append(f"the mask is one colour on a transparent sheet: what is opaque {what}")
             return alpha
@@ -209,7 +212,7 @@ def _whiteness(read: Decoded, name: str, invert: bool, notes: list[str]) -> NDAr
         white = colours[..., 0] if grey else (colours @ LUMA).clip(0.0, 1.0)
         if not grey:
             white[(colours == 1.0).all(-1)] = 1.0
-            if np.ptp(colours, axis=2).max() > 2 * SNAP / 255:
+            if np.ptp(colours, axis=2).max() > 2 * _ALIKE / 255:
                 what = "stays" if invert else "is repainted"
                 notes.append(f"the mask is coloured: its brightness says how much {what}")
     if alpha is not None:

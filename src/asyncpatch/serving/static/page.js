@@ -7,7 +7,7 @@
   const TIMES = [[255, 224, 90], [240, 90, 80], [60, 20, 120]]; // first, in the middle, last
   const UNDO = 40;
   const LOOK = "?side=1536"; // what is looked at may be smaller than what is downloaded
-  const SNAP = 16; // of 255: how near to black or white a level of a lossy mask counts as black or white
+  const SNAP = 40; // of 255: how near to black or white a level of a lossy mask counts as black or white
 
   const make = (tag, options = {}, ...children) => {
     const { text, ...rest } = options;
