@@ -128,7 +128,7 @@ def test_candidates_keep_their_places_in_a_gif_whatever_their_rank(run, monkeypa
     )
     drawn = []
     monkeypatch.setattr("asyncpatch.frames.Frames.write", lambda self, made, *rest, **how: drawn.append(made.seeds))
-    done = run("generate", "--label", "tabby", "-n", 3, "--seed", 3, "--rank", "-o", "new.png", "--gif", "run.gif")
+    done = run("generate", "--label", "tabby", "-n", 3, "--seed", 3, "--rank", "-o", "best.png", "--gif", "best.gif")
     assert done.exit_code == 0, done.output
     assert re.findall(r"seeds? ([\d, ]+)", done.output) == ["5", "4", "3", "3, 4, 5"]
     assert drawn == [[3, 4, 5]]
