@@ -121,7 +121,7 @@ def test_generating_by_label_on_one_sheet_with_an_animation(here, run):
     assert size_of("tall.png") == (24, 40)
 
 
-def test_candidates_keep_their_places_in_a_gif_whatever_their_rank(run, monkeypatch):
+def test_candidates_keep_their_places_in_a_gif_whatever_their_rank(here, run, monkeypatch):
     monkeypatch.setattr(
         "asyncpatch.cli.pictures.ranked",
         lambda pipeline, plan, made: replace(made, pictures=made.pictures[::-1], seeds=made.seeds[::-1]),
