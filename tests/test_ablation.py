@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ablation
-from asyncpatch.evaluation import OURS, SAMPLES
+from asyncpatch.evaluation import OURS, SAMPLES, paired
 
 RECORDED = Path(__file__).parents[1] / "benchmarks" / "results" / "ablation"
 
@@ -236,3 +236,35 @@ def test_what_does_not_go_together_is_refused(said, monkeypatch):
     monkeypatch.setattr("sys.argv", ["ablation.py", *said.split()])
     with pytest.raises(SystemExit):
         ablation.main()
+
+
+def test_what_the_text_compares_beside_the_tables():
+    """Each figure that docs/results.md gives of two methods that no table sets against each other."""
+    text = " ".join((RECORDED.parents[2] / "docs" / "results.md").read_text().split())
+
+    def row(name, kind, method, **wanted):
+        found = [json.loads(file.read_text()) for file in (RECORDED / name).glob("evaluation/cells/*.json")]
+        return ablation.one(found, what=kind, method=method, eta=0.0, class_guidance=0.0, **wanted)
+
+    def said(first, second):
+        difference, error = paired(first, second)
+        return f"{abs(100 * difference):.1f} ± {196 * error:.1f} %"
+
+    ours = {"method": OURS, "steps": 50, "pictures": 1000, "input_guidance": 0.0}
+    told = {**ours, "method": "supervised"}
+    few = {**ours, "pictures": 250}
+    guided = {**few, "input_guidance": 1.0}
+    thin = said(row("baseline-again", "thin", "ddnm"), row("mixture", "thin", **few))
+    assert f"{thin} than the mixture" in text
+    assert f"by {said(row('perlin-picture', 'thin', **guided), row('mixture', 'thin', **guided))})" in text
+    assert f"({said(row('mixture', 'square', **ours), row('supervised', 'square', **told))} worse)" in text
+    leads = [-100 * paired(row("mixture", kind, **ours), row("supervised", kind, **told))[0]
+             for kind in ("extrema", "thin", "wide")]  # fmt: skip
+    assert f"better by {min(leads):.1f} to {max(leads):.1f} % for the other kinds" in text
+    as_often = []
+    for name, way, weight in (("asyncpatch", OURS, 0.5), ("supervised", "supervised", 1.0)):
+        guided_ = row(name, "square", way, steps=25, pictures=500, input_guidance=weight)
+        plain = row(name, "square", way, steps=50, pictures=1000, input_guidance=0.0)
+        halved = {**plain, "each": {"lpips": plain["each"]["lpips"][::2]}}  # of 1,000 pictures these are the 500
+        as_often.append(said(guided_, halved))
+    assert f"it is {as_often[0]} and {as_often[1]} lower in the same 500 pictures" in text

@@ -16,6 +16,8 @@ would be an edge. With k = 1 - m and blurs B over about two tokens, half of that
 which mends what the one before has left, nearer to what is known:
 
     (4)  D + c,   c <- c + min(1, w B k) (B(k d) / B k - c),   c = 0 at first             in the hole
+
+with w such that c is all made up for right beside a straight border.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_two_processes_train_an_autoencoder_as_one_does(data, tmp_path):
     assert a.keys() == b.keys()
     assert any(name.startswith("adversary/adam/") for name in a)
     for name in a:
-        share = 5e-2 if name == "buffers/codebook.usage" else 1e-2
+        share = 5e-2 if name == "buffers/codebook.usage" else 1e-2  # again, a few tokens that went to other codes
         assert torch.allclose(a[name], b[name], rtol=share, atol=1e-4), name
 
 
